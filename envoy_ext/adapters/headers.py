@@ -1,0 +1,115 @@
+"""Reading of request and response headers as Envoy sends them, and what a client may not set."""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any, Final
+
+from envoy_ext.domain import names
+
+REQUEST_ID: Final = "x-request-id"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+DEADLINE: Final = "x-request-deadline"
+REQUEST_CLASS: Final = "x-request-class"
+OPERATION_ID: Final = "x-operation-id"
+ATTEMPT_COUNT: Final = "x-attempt-count"
+ENVOY_ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
+
+MAX_HEADERS: Final = 100
+MAX_HEADERS_BYTES: Final = 60 << 10
+"""Envoy's defaults for what a client may send. Envoy itself is given room above them (`bootstrap.listeners`):
+its own refusal has no body, and it breaks a request off whose headers ours do not fit beside."""
+
+MAX_ID_CHARS: Final = 128
+MAX_KEY_CHARS: Final = 255
+"""Stripe's limit for idempotency keys, which most clients follow."""
+MAX_DEADLINE_S: Final = 86_400.0
+
+
+def read_headers(header_map: Any) -> dict[str, str]:
+    """Header names to values; the first value of a name that stands twice.
+
+    Envoy fills `raw_value`; `value` is read for other proxies. Bytes that are no UTF-8 are kept as
+    surrogates, so that they never equal a known value and never fail.
+    """
+    found: dict[str, str] = {}
+    for header in header_map.headers:
+        raw = header.raw_value
+        value = raw.decode("utf-8", "surrogateescape") if raw else header.value
+        found.setdefault(header.key.lower(), value)
+    return found
+
+
+def are_too_many(header_map: Any) -> bool:
+    """Whether a client's headers are more, or longer, than are taken from a client."""
+    count = sum(not header.key.startswith(":") for header in header_map.headers)
+    size = sum(len(header.key) + len(header.raw_value) for header in header_map.headers)
+    return count > MAX_HEADERS or size > MAX_HEADERS_BYTES
+
+
+def list_hostile(headers: Iterable[str]) -> list[str]:
+    """Names of headers from a client that would steer Envoy or pass for our own: all `x-envoy-*`.
+
+    Envoy obeys x-envoy-retry-on, x-envoy-upstream-rq-timeout-ms and others from whoever it takes
+    for internal, and behind another proxy that may be anyone.
+    """
+    return [name for name in headers if name.startswith(names.ENVOY_PREFIX) or name == names.MESH_ATTEMPT]
+
+
+def read_request_id(headers: dict[str, str]) -> str | None:
+    """The request id, None when it is missing or nothing that may stand in logs and headers."""
+    given = headers.get(REQUEST_ID, "")
+    return given if 0 < len(given) <= MAX_ID_CHARS and is_printable_ascii(given) else None
+
+
+def read_caller(headers: dict[str, str]) -> str:
+    """A hash of the credential, to keep one caller's keys and operations from another's; "" without one."""
+    credential = headers.get("authorization") or headers.get("x-api-key") or headers.get("api-key")
+    if not credential:
+        return ""
+    return sha256(credential.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def read_deadline_s(headers: dict[str, str]) -> float | None:
+    """Seconds from `x-request-deadline`; None when it is missing.
+
+    Raises:
+        ValueError: it is not a decimal number above 0.
+    """
+    given = headers.get(DEADLINE)
+    if given is None:
+        return None
+    if not _is_decimal(given) or float(given) <= 0:
+        raise ValueError(f"{DEADLINE}: must be seconds from now, a decimal number above 0, such as 30 or 2.5")
+    return min(float(given), MAX_DEADLINE_S)
+
+
+def read_idempotency_key(headers: dict[str, str]) -> str | None:
+    """The idempotency key; None when it is missing.
+
+    Raises:
+        ValueError: it is empty, too long or not printable.
+    """
+    given = headers.get(IDEMPOTENCY_KEY)
+    if given is None:
+        return None
+    if not 0 < len(given) <= MAX_KEY_CHARS or not is_printable_ascii(given):
+        raise ValueError(f"Idempotency-Key: must be 1 to {MAX_KEY_CHARS} printable ASCII characters")
+    return given
+
+
+def is_upstream_retry(headers: dict[str, str]) -> bool:
+    """Whether an Envoy or mesh before us says that this is its second try or later."""
+    given = headers.get(names.MESH_ATTEMPT) or headers.get(ENVOY_ATTEMPT_COUNT, "")
+    return given.isascii() and given.isdigit() and len(given) < 9 and int(given) > 1
+
+
+def is_printable_ascii(text: str) -> bool:
+    """Whether every character is printable ASCII."""
+    return text.isascii() and text.isprintable()
+
+
+def _is_decimal(text: str) -> bool:
+    if not text.isascii() or len(text) > 20:
+        return False
+    whole, _, fraction = text.partition(".")
+    return whole.isdigit() and (fraction.isdigit() or "." not in text)

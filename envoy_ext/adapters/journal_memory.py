@@ -1,0 +1,147 @@
+"""A journal in the process's memory: complete in behaviour, and gone with the process."""
+
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+from envoy_ext.adapters.journal_codec import encode_record
+from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
+from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.operation import Operation, apply_record
+from envoy_ext.domain.ownership import FIRST_TOKEN
+from envoy_ext.domain.records import OperationBegun, OwnershipTaken, Record, find_operation
+
+
+class MemoryJournal:
+    """`ports.Journal` for tests and for people who want no file.
+
+    Grows with every operation and never forgets. To be used from one event loop; nothing here
+    waits, so a call cannot be interrupted half way. Several gateways share one only within a process,
+    and say so.
+    """
+
+    guarantees: Final[frozenset[str]] = frozenset()
+    """What records survive: nothing."""
+
+    def __init__(self, *, exclusive: bool = True) -> None:
+        self.exclusive: Final = exclusive
+        self._closed = False
+        self._records: list[Record] = []
+        self._operations: dict[OperationId, Operation] = {}
+        """In the order in which they began."""
+        self._by_key: dict[tuple[str, str, str], OperationId] = {}
+        self._seats: dict[SeatId, int] = {}
+        self._seat_numbers = itertools.count(1)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Every record, in the order of its append."""
+        return tuple(self._records)
+
+    async def begin(
+        self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
+    ) -> Operation | None:
+        self._refuse_when_closed()
+        self._refuse_without_seat(owner)
+        known = self._operations.get(begun.operation_id)
+        if known is not None:
+            if known.owner != owner:
+                raise NotOwner(f"{begun.operation_id} belongs to another gateway")
+            return None
+        if begun.key_hash is not None:
+            key = (begun.caller, begun.path, begun.key_hash)
+            holder = self._by_key.get(key)
+            if holder is not None and holder != after:
+                return self._operations[holder]
+        self._keep([begun, OwnershipTaken(begun.operation_id, begun.at, owner, FIRST_TOKEN)])
+        if begun.key_hash is not None:
+            self._by_key[key] = begun.operation_id
+        return None
+
+    async def append(self, records: Sequence[Record], token: FencingToken) -> None:
+        self._refuse_when_closed()
+        operation_id = find_operation(records)
+        if operation_id is None:
+            return
+        known = self._operations.get(operation_id)
+        if known is None or known.token != token:
+            raise NotOwner(f"{operation_id} belongs to another gateway, or to none")
+        self._keep(records)
+
+    async def take_over(
+        self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float
+    ) -> Operation:
+        self._refuse_when_closed()
+        self._refuse_without_seat(owner)
+        known = self._operations.get(operation_id)
+        if known is None or known.token != seen or known.owner in self._seats:
+            raise NotOwner(f"{operation_id} is not there to be taken over")
+        self._keep([OwnershipTaken(operation_id, at, owner, FencingToken(seen + 1))])
+        return self._operations[operation_id]
+
+    async def take_seat(self, gateway: str) -> SeatId:
+        self._refuse_when_closed()
+        seat = SeatId(f"{gateway}/{next(self._seat_numbers)}")
+        self._seats[seat] = 1
+        return seat
+
+    async def beat(self, seat: SeatId, number: int) -> None:
+        self._refuse_when_closed()
+        self._refuse_without_seat(seat)
+        self._seats[seat] = max(number, self._seats[seat])
+
+    async def read_seats(self) -> Mapping[SeatId, int]:
+        self._refuse_when_closed()
+        return dict(self._seats)
+
+    async def remove_seat(self, seat: SeatId, number: int) -> bool:
+        self._refuse_when_closed()
+        if self._seats.get(seat) == number:
+            del self._seats[seat]
+        return seat not in self._seats
+
+    async def get(self, operation_id: OperationId) -> Operation | None:
+        self._refuse_when_closed()
+        return self._operations.get(operation_id)
+
+    async def find_by_key(self, caller: str, path: str, key_hash: str) -> Operation | None:
+        self._refuse_when_closed()
+        found = self._by_key.get((caller, path, key_hash))
+        return None if found is None else self._operations[found]
+
+    async def list_recent(self, limit: int, before: OperationId | None = None) -> list[Operation]:
+        self._refuse_when_closed()
+        newest_first = list(reversed(self._operations))
+        if before is not None:
+            if before not in self._operations:
+                return []
+            newest_first = newest_first[newest_first.index(before) + 1 :]
+        return [self._operations[operation_id] for operation_id in newest_first[: max(0, limit)]]
+
+    async def orphaned(self) -> AsyncIterator[Operation]:
+        self._refuse_when_closed()
+        # A copy of the ids: the caller may take them over while it iterates, as recovery does.
+        for operation_id in list(self._operations):
+            operation = self._operations[operation_id]
+            if operation.ending is None and operation.owner not in self._seats:
+                yield operation
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        for record in records:
+            # What no store could write is refused here too, before any record of the call is kept.
+            encode_record(record)
+        for record in records:
+            self._records.append(record)
+            known = self._operations.get(record.operation_id)
+            self._operations[record.operation_id] = apply_record(known, record)
+
+    def _refuse_without_seat(self, seat: SeatId) -> None:
+        if seat not in self._seats:
+            raise SeatLost(f"{seat} has no seat")
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise JournalUnavailable("the journal is closed")

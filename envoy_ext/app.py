@@ -1,0 +1,333 @@
+"""Composition root: builds everything from a `Config`, starts it in order, and stops it in order.
+
+Importing this module builds nothing. `App.start` and `App.stop` are lists; what each line needs
+from the line before it is the reason for their order.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from envoy_ext.adapters.ads import AdsHub
+from envoy_ext.adapters.clock import SystemClock
+from envoy_ext.adapters.connect_probe import ConnectProbe
+from envoy_ext.adapters.engines import get_engine
+from envoy_ext.adapters.grpc_server import GrpcServer
+from envoy_ext.adapters.identity import IdentityReader
+from envoy_ext.adapters.ids import mint_attempt_id, mint_exchange_id, mint_operation_id
+from envoy_ext.adapters.ops_http import OpsServer
+from envoy_ext.adapters.scraper import Scraper
+from envoy_ext.adapters.socket_diag import SocketDiag
+from envoy_ext.config import Config
+from envoy_ext.domain.fleet_events import Change
+from envoy_ext.domain.fleet_view import FleetView
+from envoy_ext.domain.slots import CancelBegan, CancelOver
+from envoy_ext.observability.headroom import HeadroomMetric
+from envoy_ext.observability.logs import LoggingObserver
+from envoy_ext.observability.metrics import Metrics, MetricsObserver
+from envoy_ext.observability.observers import Observers
+from envoy_ext.ports import Journal
+from envoy_ext.services.arrivals import Arrivals
+from envoy_ext.services.background import Background
+from envoy_ext.services.cancels import Cancels
+from envoy_ext.services.capacity import Capacity
+from envoy_ext.services.discovery import Discovery
+from envoy_ext.services.exchanges import Exchanges, Minting
+from envoy_ext.services.fences import Fences
+from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.health import HealthState
+from envoy_ext.services.leases import Leases
+from envoy_ext.services.queues import Queues
+from envoy_ext.services.rooms import Rooms
+from envoy_ext.services.watching import Watcher
+from envoy_ext.wiring.capacity import build_capacity_policies
+from envoy_ext.wiring.discovery import build_source, show_discovery
+from envoy_ext.wiring.doors import build_grpc, start_grpc, start_operations
+from envoy_ext.wiring.exchanges import (
+    build_directory,
+    build_policy,
+    build_queue_policy,
+    open_journal,
+)
+from envoy_ext.wiring.fleet import (
+    Endpoints,
+    build_fleet_pools,
+    build_watch_plans,
+    show_pools,
+    show_replicas,
+)
+from envoy_ext.wiring.lease import LeaseDoors
+from envoy_ext.wiring.notes import count_xds, note_change
+from envoy_ext.wiring.ownership import Ownership
+from envoy_ext.wiring.resource import build_fixed_resources
+from envoy_ext.xds.kinds import Kind
+
+log = logging.getLogger("envoy_ext")
+
+FIRST_LIST_S = 1.0
+"""How long a start waits to be told its replicas, before it says to an Envoy that there are none."""
+LAST_WORDS_S = 2.0
+"""After the terminal events of a stop: how long they may take to pass through Envoy."""
+
+
+class App:
+    """The sidecar. `start` once, `stop` once, on one event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.health = HealthState()
+        self.registry = CollectorRegistry()
+        self.clock = SystemClock()
+        self.operations_port = 0
+        self.grpc_port = 0
+        self._journal: Journal | None = None
+        self._ownership: Ownership | None = None
+        self._exchanges: Exchanges | None = None
+        self._grpc: GrpcServer | None = None
+        self._ops: OpsServer | None = None
+        self._lease_doors: LeaseDoors | None = None
+        self._fleet: Fleet | None = None
+        self._queues: Queues | None = None
+        self._cancels: Cancels | None = None
+        self._hub: AdsHub | None = None
+        self._scraper: Scraper | None = None
+        self._identities: IdentityReader | None = None
+        self._socket_diag: SocketDiag | None = None
+        self._background: list[asyncio.Task[None]] = []
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """The service, once started."""
+        if self._exchanges is None:
+            raise RuntimeError("the app is not started")
+        return self._exchanges
+
+    @property
+    def queues(self) -> Queues:
+        """The service, once started."""
+        if self._queues is None:
+            raise RuntimeError("the app is not started")
+        return self._queues
+
+    @property
+    def fleet(self) -> Fleet:
+        """The service, once started."""
+        if self._fleet is None:
+            raise RuntimeError("the app is not started")
+        return self._fleet
+
+    @property
+    def lease_ports(self) -> dict[str, int]:
+        """Where workers reach the lease service, by `http` and `grpc`."""
+        return {} if self._lease_doors is None else self._lease_doors.ports
+
+    @property
+    def ads(self) -> AdsHub:
+        """What Envoys are offered over xDS, and how far they are, once started."""
+        if self._hub is None:
+            raise RuntimeError("the app is not started")
+        return self._hub
+
+    async def start(self) -> None:
+        """Journal first (it must know what an earlier life left open), listening last."""
+        config = self.config
+        endpoints = Endpoints(build_fixed_resources(config))
+        metrics = Metrics(self.registry, [pool.name for pool in config.pools])
+        capacity = Capacity(build_capacity_policies(config.pools), self.clock)
+        observer = Observers([MetricsObserver(metrics), LoggingObserver(), self.health, capacity])
+        journal = await open_journal(config)
+        self._journal = journal
+        policy = build_policy(config)
+        ownership = self._ownership = Ownership(journal, self.clock, policy.lease)
+        for work in await ownership.start():
+            self._run(work, observer)
+        self.health.holds_seat = lambda: ownership.keeper.may_act
+        HeadroomMetric(self.registry, capacity.list_headrooms)
+        hub = self._hub = AdsHub(lambda note: count_xds(note, metrics), observer.note_bug)
+        fleet = Fleet(
+            build_fleet_pools(config.pools, config.envoy.endpoints == "xds"),
+            self.clock,
+            on_view=lambda view: self._publish(view, endpoints, hub, metrics, capacity),
+            on_change=lambda change: self._take_change(change, metrics),
+        )
+        self._fleet = fleet
+        self._scraper, self._identities = Scraper(self.clock), IdentityReader()
+        watcher = Watcher(
+            self._scraper,
+            self._identities,
+            fleet,
+            self.clock,
+            build_watch_plans(config),
+            metrics.note_scrape_failure,
+            observer.note_bug,
+        )
+        discovery = Discovery(
+            {pool.name: build_source(pool) for pool in config.pools},
+            self.clock,
+            listeners=[fleet.change_members, watcher.change_members],
+            on_told=metrics.note_discovery,
+        )
+        self._run(discovery.run(), observer)
+        await discovery.wait_told(FIRST_LIST_S)
+        fleet.tick()
+        background = Background(observer)
+        queues = self._queues = Queues(
+            build_queue_policy(config.admission),
+            [pool.name for pool in config.pools],
+            rooms=Rooms(fleet, {pool.name: pool.capacity.concurrency for pool in config.pools}),
+            fleet=fleet,
+            clock=self.clock,
+            observer=observer,
+        )
+        self._cancels = Cancels(
+            self._scraper,
+            fleet,
+            {pool.name: pool.engine for pool in config.pools if get_engine(pool.engine).abort is not None},
+            background,
+            metrics.note_abort,
+        )
+        metrics.watch_queues(queues.count_waiting)
+        self._socket_diag = SocketDiag()
+        self._exchanges = Exchanges(
+            journal=journal,
+            clock=self.clock,
+            observer=observer,
+            fleet=fleet,
+            policy=policy,
+            mint=Minting(mint_exchange_id, mint_attempt_id),
+            background=background,
+            keeper=ownership.keeper,
+            queues=queues,
+            fences=Fences(fleet.places, ConnectProbe(), self.clock),
+            connections=self._socket_diag,
+        )
+        arrivals = Arrivals(
+            self._exchanges,
+            journal=journal,
+            observer=observer,
+            fleet=fleet,
+            directory=build_directory(config.pools),
+            failover=policy.failover,
+            mint_operation_id=mint_operation_id,
+            max_request_bytes=config.limits.max_request_bytes,
+            background=background,
+            queues=queues,
+            clock=self.clock,
+        )
+        self._grpc = build_grpc(config, arrivals, self._exchanges, journal, observer, metrics, hub)
+        self.grpc_port = await start_grpc(self._grpc, config.sidecar)
+        self._ops = OpsServer(
+            journal=journal,
+            registry=self.registry,
+            health=self.health,
+            observer=observer,
+            token_file=config.operations.token_file,
+            count_inflight=lambda: self.exchanges.inflight,
+            list_replicas=lambda: show_replicas(fleet.view, config),
+            list_pools=lambda: show_pools(
+                fleet.view,
+                config,
+                metrics.count_inflight,
+                queues.show,
+                lambda pool: show_discovery(pool, discovery.read_state(pool.name), self.clock.now()),
+            ),
+            list_capacity=capacity.list_pools,
+            drain=lambda replica, limit_s: fleet.drain(replica, limit_s) is not None,
+            undrain=fleet.undrain,
+        )
+        self.operations_port = await start_operations(self._ops, config.operations)
+        self._lease_doors = LeaseDoors(config, Leases(self._exchanges, fleet.streams, self.clock))
+        await self._lease_doors.start()
+        self._run(fleet.run(), observer)
+        self._run(watcher.run(), observer)
+        self.health.started = True
+
+    async def stop(self) -> None:
+        """Take no more, let streams end, end the rest with the truth, flush the journal, close."""
+        self.health.draining = True
+        if self._exchanges is not None and self._grpc is not None:
+            await self._grpc.set_serving(False)
+            self._exchanges.start_draining()
+            if not await self._wait_idle(self.config.shutdown.grace):
+                self._exchanges.end_all()
+                await self._wait_idle(LAST_WORDS_S)
+            await self._grpc.stop(LAST_WORDS_S)
+            await self._exchanges.aclose()
+        if self._socket_diag is not None:
+            self._socket_diag.close()
+        if self._lease_doors is not None:
+            await self._lease_doors.stop()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._scraper is not None:
+            await self._scraper.close()
+        if self._identities is not None:
+            await self._identities.close()
+        if self._ops is not None:
+            await self._ops.stop()
+        if self._ownership is not None:
+            await self._ownership.stop()
+        if self._journal is not None:
+            await self._journal.close()
+
+    async def _wait_idle(self, limit_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.exchanges.wait_idle()
+                return True
+        return False
+
+    def _run(self, work: Coroutine[Any, Any, None], observer: Observers) -> None:
+        self._background.append(asyncio.get_running_loop().create_task(self._keep(work, observer)))
+
+    async def _keep(self, work: Coroutine[Any, Any, None], observer: Observers) -> None:
+        """Background work that ends by an exception leaves a sidecar that only a restart can help."""
+        try:
+            await work
+        except Exception as error:
+            # Whatever it was, nobody waits for this task: unsaid, it would end without a trace.
+            observer.note_bug("background work", error)
+            self.health.fatal = "background work has ended"
+
+    def _take_change(self, change: Change, metrics: Metrics) -> None:
+        note_change(change, metrics)
+        if isinstance(change, CancelBegan) and self._cancels is not None:
+            self._cancels.note_began(change)
+        if isinstance(change, CancelOver) and self._queues is not None:
+            self._queues.look(change.pool)
+
+    def _publish(
+        self, view: FleetView, endpoints: Endpoints, hub: AdsHub, metrics: Metrics, capacity: Capacity
+    ) -> None:
+        hub.publish(endpoints.build(view))
+        metrics.note_fleet(view)
+        capacity.note_fleet(view)
+        if self._queues is not None:
+            self._queues.look_at_all()  # behind the endpoints: whoever is let in may be sent to a new one
+
+    async def wait_ready(self, limit_s: float) -> bool:
+        """Until every pool has a replica that serves, and an Envoy knows; False when the limit came first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.fleet.wait_serving()
+                if self.config.envoy.endpoints == "xds":
+                    await self.ads.wait_taken(Kind.EDS)
+                return True
+        return False
+
+
+def exempt_from_collection() -> None:
+    """Have the garbage collector leave alone what is there, which stays: once, after a start.
+
+    Imports alone leave a few hundred thousand objects, and each full collection looks at all of them,
+    for 50 to 90 ms in which no stream moves. What comes later is collected as ever. For a process that is a
+    sidecar and nothing else.
+    """
+    gc.collect()
+    gc.freeze()

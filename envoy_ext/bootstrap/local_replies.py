@@ -1,0 +1,119 @@
+"""What Envoy answers by itself: errors in the contract's form, and the mark that asks for a replay.
+
+The sidecar's ImmediateResponses are local replies too, and must pass as they are. Their details
+begin with `envoy_ext` (Envoy shows them as response code details), and every mapper leaves those
+alone: by asking for details of Envoy's own, or by an exception where it asks for response flags,
+because a flag of what failed before stays set.
+"""
+
+from typing import Final
+
+from envoy_data_plane.envoy.config.accesslog.v3 import (
+    AccessLogFilter,
+    AndFilter,
+    ExtensionFilter,
+    ResponseFlagFilter,
+)
+from envoy_data_plane.envoy.config.core.v3 import SubstitutionFormatString
+from envoy_data_plane.envoy.extensions.access_loggers.filters.cel.v3 import ExpressionFilter
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    LocalReplyConfig,
+    ResponseMapper,
+)
+from envoy_data_plane.google.protobuf import Any, Struct, Value
+
+from envoy_ext.bootstrap.parts import set_header
+from envoy_ext.domain import names
+
+LOST_ATTEMPT_FLAGS: Final = ("UC", "UF", "UT", "LR", "UR", "UPE", "UH")
+"""The replica or the way to it failed. Overflow of a circuit breaker (UO) is not among them: nothing was
+lost, and a replay would add to what overflowed."""
+
+HOP_FAILED_FLAGS: Final = (*LOST_ATTEMPT_FLAGS, "UO", "NR", "NC")
+"""At the ingress: the egress listener could not be reached."""
+
+LOSS: Final = "%RESPONSE_CODE_DETAILS% %UPSTREAM_TRANSPORT_FAILURE_REASON%"
+"""How an attempt was lost, as the access log says it: the log entry may come after the answer."""
+
+UNROUTABLE_FLAGS: Final = ("UO", "NR", "NC")
+"""At the egress: no connection to spare, or no such pool."""
+
+_SIDECAR_FAILED: Final = "response.code_details.startsWith('ext_proc_error')"
+_NOT_OF_SIDECAR: Final = "!response.code_details.startsWith('envoy_ext')"
+_TOO_LARGE: Final = "response.code_details == 'request_payload_too_large'"
+_TOO_SLOW: Final = "response.code_details == 'request_overall_timeout'"
+
+_UNAVAILABLE: Final = 503
+
+
+def build_ingress_replies() -> LocalReplyConfig:
+    return LocalReplyConfig(
+        mappers=[
+            ResponseMapper(
+                filter=_by_details(_TOO_LARGE),
+                headers_to_add=[set_header("x-should-retry", "false")],
+                body_format_override=_error_body(
+                    "request_too_large",
+                    "invalid_request_error",
+                    "The request body is larger than accepted here.",
+                ),
+            ),
+            ResponseMapper(
+                filter=_by_details(_TOO_SLOW),
+                body_format_override=_error_body(
+                    "invalid_request", "invalid_request_error", "The request body did not arrive in time."
+                ),
+            ),
+            _unavailable(_by_details(_SIDECAR_FAILED)),
+            _unavailable(_by_flags(HOP_FAILED_FLAGS)),
+        ]
+    )
+
+
+def build_egress_replies() -> LocalReplyConfig:
+    lost = _unavailable(_by_flags(LOST_ATTEMPT_FLAGS))
+    lost.headers_to_add.append(set_header(names.REPLAY, LOSS))
+    return LocalReplyConfig(
+        mappers=[lost, _unavailable(_by_details(_SIDECAR_FAILED)), _unavailable(_by_flags(UNROUTABLE_FLAGS))]
+    )
+
+
+def _unavailable(replies: AccessLogFilter) -> ResponseMapper:
+    return ResponseMapper(
+        filter=replies,
+        status_code=_UNAVAILABLE,
+        headers_to_add=[set_header("retry-after", "1")],
+        body_format_override=_error_body(
+            "upstream_unavailable", "upstream_error", "No replica could answer. Nothing was delivered."
+        ),
+    )
+
+
+def _error_body(code: str, error_type: str, message: str) -> SubstitutionFormatString:
+    """The contract's error object; a structure and not text, so that the client's request id is escaped."""
+    error = {
+        "code": Value(string_value=code),
+        "type": Value(string_value=error_type),
+        "message": Value(string_value=message),
+        "request_id": Value(string_value="%REQ(X-REQUEST-ID)%"),
+        "partial_output": Value(bool_value=False),
+        "delivered_output_tokens": Value(number_value=0),
+        "retryable": Value(bool_value=False),
+    }
+    return SubstitutionFormatString(
+        json_format=Struct(fields={"error": Value(struct_value=Struct(fields=error))})
+    )
+
+
+def _by_flags(flags: tuple[str, ...]) -> AccessLogFilter:
+    by_flag = AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=list(flags)))
+    return AccessLogFilter(and_filter=AndFilter(filters=[by_flag, _by_details(_NOT_OF_SIDECAR)]))
+
+
+def _by_details(expression: str) -> AccessLogFilter:
+    return AccessLogFilter(
+        extension_filter=ExtensionFilter(
+            name="envoy.access_loggers.extension_filters.cel",
+            typed_config=Any.pack(ExpressionFilter(expression=expression)),
+        )
+    )

@@ -1,0 +1,72 @@
+"""The configuration file: its models, its reader and its JSON Schema.
+
+`load_config` is the door. What it returns is frozen and complete; whatever is wrong with a file
+comes out of it as one `ConfigError` that holds a line for each mistake.
+"""
+
+from envoy_ext.config.discovery import Discovery, Kubernetes
+from envoy_ext.config.failure_policy import (
+    AfterFirstDelta,
+    BeforeFirstDelta,
+    OnUpstreamFailure,
+    UncertainSourceLiveness,
+)
+from envoy_ext.config.model import (
+    Admin,
+    Admission,
+    Config,
+    Envoy,
+    Ingress,
+    Journal,
+    Lease,
+    Limits,
+    Operations,
+    RetryBudget,
+    Shutdown,
+    Sidecar,
+    TrafficClass,
+)
+from envoy_ext.config.pools import (
+    Capacity,
+    Cost,
+    Fingerprint,
+    Hysteresis,
+    Pool,
+    Readiness,
+    Replica,
+)
+from envoy_ext.config.reading import config_schema, load_config, parse_config
+from envoy_ext.config.urls import Origin
+
+__all__ = [
+    "Admin",
+    "Admission",
+    "AfterFirstDelta",
+    "BeforeFirstDelta",
+    "Capacity",
+    "Config",
+    "Cost",
+    "Discovery",
+    "Envoy",
+    "Fingerprint",
+    "Hysteresis",
+    "Ingress",
+    "Journal",
+    "Kubernetes",
+    "Lease",
+    "Limits",
+    "OnUpstreamFailure",
+    "Operations",
+    "Origin",
+    "Pool",
+    "Readiness",
+    "Replica",
+    "RetryBudget",
+    "Shutdown",
+    "Sidecar",
+    "TrafficClass",
+    "UncertainSourceLiveness",
+    "config_schema",
+    "load_config",
+    "parse_config",
+]

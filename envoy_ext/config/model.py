@@ -1,0 +1,224 @@
+"""The configuration file as one frozen model; every default stands here or in the section it belongs to."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from envoy_ext.config.failure_policy import OnUpstreamFailure
+from envoy_ext.config.pools import Pool
+from envoy_ext.config.quantities import Duration, DurationOrZero, SizeBetween, WaitOrZero
+from envoy_ext.config.section import (
+    SHORT_NAME,
+    IpAddress,
+    ListenPort,
+    ListOf,
+    NotEmpty,
+    Port,
+    RefusedBecause,
+    Section,
+    SocketPath,
+    check_socket_path,
+)
+from envoy_ext.domain.errors import ConfigError
+
+DEFAULT_SIDECAR_SOCKET = "/run/envoy-ext/sidecar.sock"
+
+
+class Ingress(Section):
+    """Where clients connect."""
+
+    address: IpAddress = "0.0.0.0"
+    port: ListenPort = 8080
+
+
+class Operations(Section):
+    """The port for operators: health, metrics, the journal."""
+
+    address: IpAddress = "127.0.0.1"
+    port: ListenPort = 9902
+    token_file: str | None = None
+    """Holds the bearer token for everything that changes state; None: only loopback may change state."""
+
+
+class Sidecar(Section):
+    """Where Envoy reaches the sidecar's gRPC server: a Unix socket, or an address and a port."""
+
+    socket: SocketPath | None = None
+    address: IpAddress | None = None
+    port: Port | None = None
+
+    @model_validator(mode="after")
+    def _check_one_way(self) -> Self:
+        if self.socket is not None and (self.address is not None or self.port is not None):
+            raise PydanticCustomError("sidecar", "has socket and address/port: keep one of the two")
+        if self.socket is None and self.port is None:
+            raise PydanticCustomError("sidecar", "needs socket, or address and port")
+        if self.socket is None and self.address is None:
+            raise PydanticCustomError("sidecar", "needs an address beside port, such as 127.0.0.1")
+        return self
+
+
+class Admin(Section):
+    """Envoy's own admin port: whoever reaches it can stop Envoy, so keep it on loopback."""
+
+    address: IpAddress = "127.0.0.1"
+    port: ListenPort = 9901
+
+
+class Envoy(Section):
+    concurrency: Annotated[int, Field(ge=1, le=256)] = 2
+    """Worker threads."""
+    admin: Admin | None = Admin()
+    """None: no admin port."""
+    resources: Literal["static", "xds"] = "static"
+    """Where Envoy has its clusters, listeners and routes from: `static`, from its bootstrap; `xds`, from
+    the sidecar, so that a changed configuration needs a restart of the sidecar and none of Envoy."""
+    endpoints: Literal["static", "xds"] = "xds"
+    """Where Envoy has the replicas from: `xds`, from the sidecar, with health and weight, so that new
+    work follows `readiness`; `static`, from the bootstrap. Always `xds` where `resources` are."""
+    egress_socket: SocketPath | None = None
+    """The Unix socket between Envoy's two listeners; None: `egress.sock` beside the sidecar's socket."""
+
+
+class Journal(Section):
+    store: Annotated[
+        Literal["memory", "sqlite"],
+        RefusedBecause("this build keeps the journal in memory or in SQLite; redis is not part of it"),
+    ] = "sqlite"
+    path: Annotated[str, Field(min_length=1)] = "envoy-ext.db"
+    synchronous: Literal["full", "normal"] = "normal"
+    """In WAL mode `normal` survives the death of the process; `full` also survives power loss."""
+    shared: bool = False
+    """Whether other sidecars on this machine use the same file; all of them must say so."""
+    url: Annotated[
+        None, RefusedBecause("only a redis store has a url, and redis is not part of this build")
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_shared(self) -> Self:
+        if self.shared and self.store == "memory":
+            raise PydanticCustomError(
+                "shared", "memory belongs to one process: only a sqlite journal can be shared"
+            )
+        return self
+
+
+class Limits(Section):
+    max_request_bytes: Annotated[int, SizeBetween("1KiB", "1GiB")] = 16 << 20
+    """Larger bodies get 413; up to it a body can be replayed."""
+    max_sse_event_bytes: Annotated[int, SizeBetween("1KiB", "256MiB")] = 1 << 20
+    """A stream with a larger event passes on unwatched."""
+    client_write_stall: Duration = 60.0
+    """How long a client may take nothing of what waits for it."""
+
+
+class RetryBudget(Section):
+    """Replays that may run at once: a share of the requests in flight, and never fewer than a few."""
+
+    percent: Annotated[float, Field(ge=0, le=100)] = 20.0
+    min_concurrency: Annotated[int, Field(ge=0, le=100_000)] = 3
+
+
+class LeaseDoor(Section):
+    """Where workers beside the engines reach the lease service."""
+
+    address: IpAddress = "127.0.0.1"
+    port: ListenPort
+
+
+class Lease(Section):
+    ttl: Duration = 6.0
+    renew: Duration = 2.0
+    margin: Duration = 1.0
+    """What the gateway waits beyond the last moment a worker could believe in its lease."""
+    http: LeaseDoor | None = None
+    """None: no worker is expected. Set it to an address that replicas reach, and no client."""
+    grpc: LeaseDoor | None = None
+
+    @model_validator(mode="after")
+    def _check_renewal(self) -> Self:
+        if self.renew * 2 > self.ttl:
+            raise PydanticCustomError(
+                "order", "renew must be at most half of ttl, so that one lost renewal does not end a lease"
+            )
+        return self
+
+
+class TrafficClass(Section):
+    """Requests with this name in `x-request-class`. `default` is the class of all others."""
+
+    weight: Annotated[int, Field(ge=1, le=100)] = 1
+    """Its part of the slots, while others of its priority wait too."""
+    priority: Annotated[int, Field(ge=0, le=100)] = 0
+    """Higher goes first, and can keep lower ones waiting for good."""
+    max_wait: WaitOrZero | None = None
+    """None: that of `admission`."""
+
+
+class Admission(Section):
+    """What happens to requests that find no slot (`capacity.concurrency`) free."""
+
+    queue: Annotated[int, Field(ge=0, le=10_000)] = 256
+    """Requests that may wait, for each pool."""
+    max_wait: WaitOrZero = 30.0
+    """The longest that one waits."""
+    classes: dict[Annotated[str, SHORT_NAME], TrafficClass] = Field(
+        default_factory=dict, json_schema_extra={"additionalProperties": False}
+    )
+
+
+class Shutdown(Section):
+    grace: DurationOrZero = 30.0
+    """How long streams in flight may finish after SIGTERM."""
+
+
+def _check_prefix(prefix: str) -> str:
+    if not prefix.startswith("/") or any(c in prefix for c in "?#") or not prefix.isprintable():
+        raise PydanticCustomError("prefix", "not a path prefix: write /metrics or /v1/audio/")
+    return prefix
+
+
+PathPrefix = Annotated[
+    str, AfterValidator(_check_prefix), WithJsonSchema({"type": "string", "pattern": "^/[^?#]*$"})
+]
+
+
+class Config(Section):
+    """Everything the sidecar and Envoy's bootstrap are built from."""
+
+    pools: Annotated[ListOf[Pool], NotEmpty()]
+    ingress: Ingress = Ingress()
+    operations: Operations = Operations()
+    sidecar: Sidecar = Sidecar(socket=DEFAULT_SIDECAR_SOCKET)
+    envoy: Envoy = Envoy()
+    journal: Journal = Journal()
+    limits: Limits = Limits()
+    retry_budget: RetryBudget = RetryBudget()
+    lease: Lease = Lease()
+    on_upstream_failure: OnUpstreamFailure = OnUpstreamFailure()
+    admission: Admission = Admission()
+    pass_through: ListOf[PathPrefix] = ()
+    """Prefixes of paths that pass unwatched; any other path that is no inference API is refused."""
+    shutdown: Shutdown = Shutdown()
+
+    @property
+    def egress_socket(self) -> str:
+        """The Unix socket between Envoy's two listeners."""
+        if self.envoy.egress_socket is not None:
+            return self.envoy.egress_socket
+        return str(PurePosixPath(self.sidecar.socket or DEFAULT_SIDECAR_SOCKET).with_name("egress.sock"))
+
+    def with_sockets_in(self, directory: str) -> "Config":
+        """The same configuration with both Unix sockets in one private directory."""
+        sidecar, egress = f"{directory}/sidecar.sock", f"{directory}/egress.sock"
+        try:
+            check_socket_path(sidecar)
+        except PydanticCustomError as mistake:
+            raise ConfigError([f"{sidecar}: {mistake.message()}"]) from None
+        sockets = {
+            "sidecar": Sidecar(socket=sidecar),
+            "envoy": self.envoy.model_copy(update={"egress_socket": egress}),
+        }
+        return self.model_copy(update=sockets)

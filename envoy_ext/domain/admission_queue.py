@@ -1,0 +1,246 @@
+"""One pool's queue: who gets a slot at once, who waits for one, and who is refused.
+
+A request that came in holds a ticket (`ticket`) until it leaves. Whoever waits does so within three
+bounds: the length of the line, the time that its class may wait, and its own deadline. What cannot come
+true is said at once: a newcomer that would have to wait longer than it may, by the measured rate
+(`drain_rate`), is refused on arrival, and one whose deadline falls out of reach while it waits is
+refused then.
+
+Sans-IO: every method takes the time and the pool's room as they are, and returns what follows.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from envoy_ext.domain.drain_rate import DrainRate
+from envoy_ext.domain.fair_line import FairLine
+from envoy_ext.domain.ids import OperationId, ReplicaId
+from envoy_ext.domain.room import Room
+from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Ticket, TicketState, Turn, Waits
+from envoy_ext.domain.traffic_class import TrafficClasses
+
+LOOK_S: Final = 1.0
+"""How often the deadlines of those that wait are held against the rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """`admission`, reduced to what the core decides with."""
+
+    length: int
+    classes: TrafficClasses
+
+
+class AdmissionQueue:
+    """Not thread-safe: one owner calls it, on one event loop."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self._policy = policy
+        self._line = FairLine(policy.classes)
+        self._tickets: dict[OperationId, Ticket] = {}
+        self._promised: Counter[ReplicaId] = Counter()
+        self._rate = DrainRate()
+        self._ends: list[tuple[float, OperationId]] = []
+        """A heap of when those that wait may no longer; whoever has left is skipped when it comes up."""
+        self._hurried: set[OperationId] = set()
+        """Who waits and has a deadline of its own."""
+        self._looked_at = 0.0
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def arrive(self, newcomer: Newcomer, room: Room, now: float) -> tuple[Outcome, ...]:
+        """One more request: what becomes of it, and of one that has to go for it."""
+        if not room.limited:
+            return (Granted(newcomer.operation_id, 0.0),)
+        ticket = self._build_ticket(newcomer, now)
+        if not self._line:
+            replica = room.choose(self._promised)
+            if replica is not None:
+                self._tickets[newcomer.operation_id] = ticket
+                return (self._promise(ticket, replica, now),)
+        code = self._find_obstacle(ticket, room, now)
+        if code is not None:
+            return (self._shed(newcomer.operation_id, code, room, now),)
+        operation_id = newcomer.operation_id
+        self._wait(ticket, now)
+        if len(self._line) <= self._policy.length:
+            return (Waits(operation_id, ticket.until),)
+        excess = self._line.find_excess(operation_id)
+        shed = self._refuse(excess, "queue_full", room, now)
+        return (shed,) if excess == operation_id else (Waits(operation_id, ticket.until), shed)
+
+    def start(self, operation_id: OperationId) -> None:
+        """An attempt of the request is counted, where it is or as one that nobody has placed yet."""
+        ticket = self._tickets.get(operation_id)
+        if ticket is not None:
+            self._take_back(ticket)
+            ticket.move(Turn.START)
+
+    def leave(self, operation_id: OperationId, now: float) -> None:
+        """The request is over, for whatever reason. Repeating this changes nothing."""
+        ticket = self._tickets.pop(operation_id, None)
+        if ticket is None:
+            return
+        if ticket.state is TicketState.WAITING:
+            self._line.remove(operation_id)
+            self._hurried.discard(operation_id)
+        else:
+            self._take_back(ticket)
+        if ticket.state is TicketState.STARTED:
+            self._rate.note_free(now - ticket.promised_at)
+
+    def choose_replica(self, operation_id: OperationId, room: Room) -> ReplicaId | None:
+        """Where the request's first attempt goes: to its slot. None leaves the choice to Envoy.
+
+        A replica that takes no more work since the promise was made has its slot replaced by a free one.
+        """
+        ticket = self._tickets.get(operation_id)
+        if ticket is None or ticket.state is not TicketState.PROMISED or not room.limited:
+            return None
+        if not any(one.replica == ticket.replica for one in room.replicas):
+            self._take_back(ticket)
+            self._hand_over(ticket, room.choose(self._promised))
+        return ticket.replica
+
+    # --- slots and time -----------------------------------------------------------------------
+
+    def fill(self, room: Room, now: float) -> tuple[Granted, ...]:
+        """Give the free slots to those that wait, in their order."""
+        granted: list[Granted] = []
+        while self._line:
+            replica = room.choose(self._promised)
+            if replica is None and room.limited:
+                break
+            ticket = self._tickets[self._line.pop()]
+            granted.append(self._promise(ticket, replica, now))
+        return tuple(granted)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` wants to be called, None while nobody waits."""
+        while self._ends and self._ends[0][1] not in self._line:
+            heappop(self._ends)
+        if not self._ends:
+            return None
+        until = self._ends[0][0]
+        return min(until, self._looked_at + LOOK_S) if self._hurried else until
+
+    def expire(self, room: Room, now: float) -> tuple[Shed, ...]:
+        """Time has passed: refuse those who may not wait longer, or would in vain."""
+        shed: list[Shed] = []
+        while (due := self.next_deadline()) is not None and due <= now:
+            until, operation_id = self._ends[0]
+            if until <= now:
+                code = _name_end(self._tickets[operation_id])
+                shed.append(self._refuse(operation_id, code, room, now))
+            else:
+                self._looked_at = now
+                in_vain = self._list_hopeless(room, now)
+                shed += [self._refuse(one, "queue_deadline_exceeded", room, now) for one in in_vain]
+        return tuple(shed)
+
+    def shed_all(self, code: str, room: Room, now: float) -> tuple[Shed, ...]:
+        """Nobody will be served any more: refuse all that wait."""
+        return tuple(self._refuse(one, code, room, now) for one in self._line.list_in_order())
+
+    # --- for people ---------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """How many wait."""
+        return len(self._line)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is known, and so no slot promised."""
+        return not self._tickets and not self._promised and not self._hurried
+
+    def count_waiting(self) -> dict[str, int]:
+        """How many wait, by class."""
+        return {one.name: self._line.count(one.name) for one in self._policy.classes}
+
+    def count_free(self, room: Room) -> int | None:
+        """Slots that nobody has and nobody was promised; None in a pool without a limit."""
+        return room.count_free(self._promised) if room.limited else None
+
+    def read_rate(self, room: Room) -> float | None:
+        """How many slots come free in a second while all are taken; None while that is not known."""
+        return self._rate.read(room.slots) if room.limited else None
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _build_ticket(self, newcomer: Newcomer, now: float) -> Ticket:
+        traffic = self._policy.classes.find(newcomer.request_class)
+        until = now + traffic.max_wait_s
+        if newcomer.deadline is not None:
+            until = min(until, newcomer.deadline)
+        return Ticket(newcomer, traffic.name, now, until)
+
+    def _find_obstacle(self, ticket: Ticket, room: Room, now: float) -> str | None:
+        """Why a newcomer would wait in vain."""
+        rate = self._rate.read(room.slots)
+        ahead = self._line.count_ahead(ticket.class_name, ticket.newcomer.caller)
+        known_s = 0.0 if rate is None else (ahead + 1) / rate
+        in_vain = ticket.until <= now or now + known_s > ticket.until
+        return "queue_deadline_exceeded" if in_vain else None
+
+    def _list_hopeless(self, room: Room, now: float) -> list[OperationId]:
+        """Whose own deadline comes before its turn can."""
+        rate = self._rate.read(room.slots)
+        if rate is None:
+            return []
+        found: list[OperationId] = []
+        ahead = 0
+        for operation_id in self._line.list_in_order():
+            deadline = self._tickets[operation_id].newcomer.deadline
+            if deadline is not None and now + (ahead + 1) / rate > deadline:
+                found.append(operation_id)
+            else:
+                ahead += 1
+        return found
+
+    def _wait(self, ticket: Ticket, now: float) -> None:
+        operation_id = ticket.newcomer.operation_id
+        self._tickets[operation_id] = ticket
+        self._line.push(operation_id, ticket.class_name, ticket.newcomer.caller)
+        heappush(self._ends, (ticket.until, operation_id))
+        if len(self._ends) > 2 * len(self._line) + 64:
+            self._ends = [end for end in self._ends if end[1] in self._line]
+            heapify(self._ends)
+        if ticket.newcomer.deadline is not None:
+            if not self._hurried:
+                self._looked_at = now
+            self._hurried.add(operation_id)
+
+    def _promise(self, ticket: Ticket, replica: ReplicaId | None, now: float) -> Granted:
+        ticket.move(Turn.PROMISE)
+        ticket.promised_at = now
+        self._hurried.discard(ticket.newcomer.operation_id)
+        self._hand_over(ticket, replica)
+        return Granted(ticket.newcomer.operation_id, now - ticket.arrived_at)
+
+    def _hand_over(self, ticket: Ticket, replica: ReplicaId | None) -> None:
+        ticket.replica = replica
+        if replica is not None:
+            self._promised[replica] += 1
+
+    def _take_back(self, ticket: Ticket) -> None:
+        """What was promised is promised no more: it is taken, or free."""
+        if ticket.state is TicketState.PROMISED and ticket.replica is not None:
+            self._promised[ticket.replica] -= 1
+            if not self._promised[ticket.replica]:
+                del self._promised[ticket.replica]
+            ticket.replica = None
+
+    def _refuse(self, operation_id: OperationId, code: str, room: Room, now: float) -> Shed:
+        self.leave(operation_id, now)
+        return self._shed(operation_id, code, room, now)
+
+    def _shed(self, operation_id: OperationId, code: str, room: Room, now: float) -> Shed:
+        return Shed(operation_id, code, self._rate.note_refusal(room.slots, now))
+
+
+def _name_end(ticket: Ticket) -> str:
+    own = ticket.newcomer.deadline
+    return "deadline_exceeded" if own is not None and own <= ticket.until else "queue_deadline_exceeded"

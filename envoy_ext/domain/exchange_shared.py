@@ -1,0 +1,104 @@
+"""What both sides of an exchange read and write: who it is for, its limits, its evidence, its step.
+
+Held by one `Exchange` and handed to its two sides; nothing outside the three touches it.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from envoy_ext.domain import step
+from envoy_ext.domain.attempt import Attempt
+from envoy_ext.domain.ending import Evidence, Resolution
+from envoy_ext.domain.events import RequestArrived, Target
+from envoy_ext.domain.ids import ExchangeId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.lease import LeasePolicy
+from envoy_ext.domain.outcomes import Phase
+from envoy_ext.domain.retry import FailoverPolicy, GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who and what an exchange is for."""
+
+    exchange_id: ExchangeId
+    operation_id: OperationId
+    request_id: str
+    pool: PoolName
+    caller: str = ""
+    """Hash of the credential the request came with."""
+    key_hash: str | None = None
+    """Hash of the idempotency key, None when there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePolicy:
+    """The limits an exchange works with; times in seconds, sizes in bytes."""
+
+    failover: FailoverPolicy = field(default_factory=FailoverPolicy)
+    max_event_bytes: int = 1 << 20
+    lease: LeasePolicy = field(default_factory=LeasePolicy)
+    hold_limit_s: float = 3600.0
+    """How long Envoy may wait for us while an answer is held; a prefill can take minutes."""
+    inject_grace_s: float = 0.5
+    """How long logged bytes are waited for before the terminal event goes out without them."""
+    settle_s: float = 3.0
+    """How long end evidence is waited for after the client's side has closed."""
+    client_stall_s: float = 60.0
+    """How long a client may take nothing of what waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Where the earlier attempts of an exchange ran, as far as that is known."""
+
+    first: ReplicaId | None
+    """The replica of the earliest attempt whose place is known: a replay must be its equal."""
+    first_at: float
+    """When that attempt started, monotonic seconds: its replica may have become another since."""
+    replicas: frozenset[ReplicaId]
+
+
+class Replicas(Protocol):
+    """The pool's replicas at the moment of asking: a look at the fleet's picture, no IO and no wait."""
+
+    def find_targets(self, tried: Tried) -> tuple[Target, ...]:
+        """Where a replay could go, best first."""
+
+    def find_revision(self, replica: ReplicaId, at: float) -> str | None:
+        """What a replica served at that time, None when nobody has told."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """The common ground of an exchange's client side and attempt side."""
+
+    identity: Identity
+    request: RequestArrived
+    policy: ExchangePolicy
+    opened_at: float
+    opened_wall: float
+    deadline: float | None
+    replicas: Replicas
+    out: step.StepBuilder = field(default_factory=step.StepBuilder)
+    evidence: Evidence = field(default_factory=Evidence)
+    resolution: Resolution | None = None
+    released: Attempt | None = None
+    """The one attempt whose bytes the client gets; set once."""
+    refusal: GiveUp | None = None
+    """Why the last attempt was refused or withheld."""
+    started_attempts: int = 0
+    phase: Phase | None = None
+
+    def learn(self, **facts: object) -> None:
+        """Add facts to the evidence."""
+        self.evidence = replace(self.evidence, **facts)  # type: ignore[arg-type]
+
+    def enter(self, phase: Phase | None) -> None:
+        """Note a phase change; None takes the exchange out of flight."""
+        if phase is not self.phase:
+            self.out.notes.append(step.PhaseChanged(self.identity.pool, self.phase, phase))
+            self.phase = phase
+
+    def wall(self, now: float) -> float:
+        """Unix time of a monotonic instant, by the one reading taken when the exchange opened."""
+        return self.opened_wall + (now - self.opened_at)

@@ -1,0 +1,1 @@
+"""Faults played against a running stack, and what came of them."""

@@ -1,0 +1,137 @@
+"""The sidecar's log: what is set up once, and what the core's notes become.
+
+One line for each exchange, at its end, with ids and its ending. Besides it only what an operator
+may have to act on. Never a body, a credential or a header's value; ids are the exception.
+"""
+
+import logging
+import sys
+from typing import Final, TextIO, assert_never
+
+from envoy_ext.domain import step
+from envoy_ext.domain.outcomes import AttemptOutcome
+from envoy_ext.observability.log_format import JsonFormatter
+from envoy_ext.observability.log_writer import LineWriter
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+_OWN: Final = "envoy_ext"
+_REPLICA_FAULTS: Final = frozenset(
+    {
+        AttemptOutcome.REPLICA_DIED,
+        AttemptOutcome.NETWORK_PARTITION,
+        AttemptOutcome.ENGINE_ERROR,
+        AttemptOutcome.TRUNCATED,
+        AttemptOutcome.MISROUTED,
+        AttemptOutcome.NO_REPLICA,
+        AttemptOutcome.UNKNOWN,
+    }
+)
+"""Outcomes that somebody should look into; the others are how clients and busy engines behave."""
+
+
+def configure_logging(level: str = "info", stream: TextIO | None = None) -> LineWriter:
+    """Send every logger's records to `stream` (stderr) as JSON lines; the returned handler's `close`
+    writes what waits. `level` is for our own loggers: libraries speak from `warning` on.
+
+    Raises:
+        ValueError: `level` is not one of `LEVELS`.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"the log level must be one of {', '.join(LEVELS)}")
+    root = logging.getLogger()
+    for earlier in [handler for handler in root.handlers if isinstance(handler, LineWriter)]:
+        root.removeHandler(earlier)
+        earlier.close()
+    writer = LineWriter(stream if stream is not None else sys.stderr)
+    writer.setFormatter(JsonFormatter())
+    root.addHandler(writer)
+    root.setLevel(logging.ERROR if level == "error" else logging.WARNING)
+    logging.getLogger(_OWN).setLevel(level.upper())
+    return writer
+
+
+class LoggingObserver:
+    """`ports.Observer` that writes log lines."""
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._log = logging.getLogger(_OWN) if logger is None else logger
+
+    def note(self, note: step.Note) -> None:
+        """Log one note of the core, if it is one that the log is for."""
+        match note:
+            case step.ExchangeEnded():
+                self._log_exchange(note)
+            case step.AttemptFinished():
+                self._log_attempt(note)
+            case step.ReplayStarted():
+                self._log_event(
+                    logging.INFO,
+                    "replay_started",
+                    pool=note.pool,
+                    replica=note.replica,
+                    reason=note.reason,
+                )
+            case step.PhaseChanged() | step.FirstDelta() | step.MalformedEvents():
+                pass  # counted only: one line for each exchange is enough
+            case step.AttemptLetGo() | step.AttemptPlaced() | step.AttemptProved():
+                pass  # counted only: one line for each exchange is enough
+            case step.RequestRefused() | step.SlotGiven():
+                pass  # counted only: one line for each exchange is enough
+            case step.FenceAwaited() | step.FenceReached():
+                pass  # counted only; the replay's line follows
+            case step.ReplayRefused():
+                self._log_event(
+                    logging.INFO,
+                    "replay_refused",
+                    operation_id=note.operation_id,
+                    pool=note.pool,
+                    code=note.code,
+                    why=note.detail,
+                )
+            case step.StreamInterrupted():
+                pass  # the exchange's own line says it, with ids
+            case _:
+                assert_never(note)
+
+    def note_bug(self, where: str, error: BaseException) -> None:
+        """Log an exception that should not be, with its traceback."""
+        exc_info = (type(error), error, error.__traceback__)
+        self._log.error("bug", exc_info=exc_info, extra={"where": where})
+
+    def note_journal(self, seconds: float, failed: bool) -> None:
+        """Log an append that could not be done."""
+        if failed:
+            self._log_event(logging.WARNING, "journal_append_failed", seconds=round(seconds, 6))
+
+    def _log_exchange(self, note: step.ExchangeEnded) -> None:
+        self._log_event(
+            logging.INFO,
+            "exchange_ended",
+            operation_id=note.operation_id,
+            request_id=note.request_id,
+            pool=note.pool,
+            ending=note.ending,
+            reason=note.reason,
+            code=note.code,
+            attempts=note.attempts,
+            delivered_deltas=note.delivered_deltas,
+            duration_s=round(note.duration_s, 6),
+        )
+
+    def _log_attempt(self, note: step.AttemptFinished) -> None:
+        if note.outcome is AttemptOutcome.COMPLETED:
+            return
+        self._log_event(
+            logging.WARNING if note.outcome in _REPLICA_FAULTS else logging.INFO,
+            "attempt_failed",
+            operation_id=note.operation_id,
+            attempt_id=note.attempt_id,
+            pool=note.pool,
+            replica=note.replica,
+            outcome=note.outcome,
+            detail=note.detail,
+        )
+
+    def _log_event(self, level: int, event: str, **fields: str | int | float | None) -> None:
+        self._log.log(level, event, extra=fields)

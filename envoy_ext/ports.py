@@ -1,0 +1,221 @@
+"""What the services need from outside, as Protocols; each says what its implementations promise."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from envoy_ext.domain.discovery import Told
+from envoy_ext.domain.fingerprint import Fingerprint
+from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, SeatId
+from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.records import OperationBegun, Record
+from envoy_ext.domain.sample import Sample, ScrapeFailure, ScrapeTarget
+from envoy_ext.domain.silent_loss import Confirmation
+from envoy_ext.domain.step import AttemptReply, DeliveryReply, Note
+
+
+class Clock(Protocol):
+    """Time as a port, so that tests can move it."""
+
+    def now(self) -> float:
+        """Monotonic seconds; comparable only with itself, in this process."""
+
+    def wall(self) -> float:
+        """Unix epoch seconds, for people and for records."""
+
+
+class Journal(Protocol):
+    """The durable, append-only memory of operations, and of who may act for each.
+
+    Several gateways may share a store. Each holds a seat there, which it keeps by beats; each operation
+    has one owner and a token that grows with every change of it (`domain.ownership`).
+
+    Every call that writes is one atomic step: it looks and writes with nothing in between, knows no
+    clock, and holds no lock when it has returned. Order: the records of one call become visible
+    together, after those of every call that returned before. Durability: when it returns, its records
+    survive what the store's `guarantees` names. Failure: what cannot be done raises
+    `JournalUnavailable` and leaves nothing of that call behind, unless the answer alone was lost; so
+    each may be repeated.
+    """
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether no other process can use the store as long as this one has it open."""
+
+    async def begin(
+        self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
+    ) -> Operation | None:
+        """Begin an operation with the first token there is, owned by the gateway in this seat.
+
+        `after` is the newest operation the caller knows under the idempotency key of this one. When
+        the key has another one by now, nothing is begun and that operation is returned.
+
+        Raises:
+            SeatLost: the seat is not there.
+            NotOwner: it was begun already, and another gateway has taken it over since.
+        """
+
+    async def append(self, records: Sequence[Record], token: FencingToken) -> None:
+        """Write records of one operation, in order, in the name of the owner with this token.
+
+        Raises:
+            NotOwner: the operation has another token, or has not begun.
+        """
+
+    async def take_over(
+        self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float
+    ) -> Operation:
+        """Make the gateway in this seat the owner of an operation whose owner is gone; with the next token.
+
+        The returned operation holds all that the owners before have recorded, and ever will. `at`: unix
+        seconds, for the record.
+
+        Raises:
+            NotOwner: it has another token than the one seen, or its owner's seat is there.
+            SeatLost: the new owner's seat is not there.
+        """
+
+    async def take_seat(self, gateway: str) -> SeatId:
+        """A seat that nobody has ever had, with beat number 1; `gateway` is a name for people."""
+
+    async def beat(self, seat: SeatId, number: int) -> None:
+        """Keep a seat. A number that is not greater than that of the last beat changes nothing.
+
+        Raises:
+            SeatLost: somebody has removed it.
+        """
+
+    async def read_seats(self) -> Mapping[SeatId, int]:
+        """Every seat, with the number of its last beat."""
+
+    async def remove_seat(self, seat: SeatId, number: int) -> bool:
+        """Remove a seat for good if this is still its last beat; whether it is gone."""
+
+    async def get(self, operation_id: OperationId) -> Operation | None:
+        """The operation folded from its records, None when it is not known."""
+
+    async def find_by_key(self, caller: str, path: str, key_hash: str) -> Operation | None:
+        """The newest operation that a caller began under an idempotency key."""
+
+    async def list_recent(self, limit: int, before: OperationId | None = None) -> list[Operation]:
+        """Operations, newest first; `before` continues an earlier listing."""
+
+    def orphaned(self) -> AsyncIterator[Operation]:
+        """Every operation that has begun and not ended, and whose owner has no seat; oldest first."""
+
+    async def close(self) -> None:
+        """Flush what was accepted and release the store; later calls raise `JournalUnavailable`."""
+
+
+class Observer(Protocol):
+    """Where notes go: metrics and logs. Never raises, never waits."""
+
+    def note(self, note: Note) -> None:
+        """Take in one note of the core."""
+
+    def note_bug(self, where: str, error: BaseException) -> None:
+        """An exception that should not be: ours. It ended one exchange and nothing else."""
+
+    def note_journal(self, seconds: float, failed: bool) -> None:
+        """One append took this long, or could not be done."""
+
+
+class DeliverySink(Protocol):
+    """The client's side of an exchange, as the services speak to it."""
+
+    def send(self, reply: DeliveryReply) -> None:
+        """Hand a reply to Envoy's ingress hop; after the stream's end it goes nowhere."""
+
+
+class AttemptSink(Protocol):
+    """One attempt's filter, as the services speak to it."""
+
+    def send(self, reply: AttemptReply) -> None:
+        """Hand a reply to Envoy's egress hop; after the stream's end it goes nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A TCP connection of Envoy's, with a client or a replica, as Envoy names its two ends."""
+
+    local_ip: str
+    local_port: int
+    peer_ip: str
+    peer_port: int
+
+    @property
+    def peer(self) -> str:
+        """`ip:port` of the other side."""
+        host = f"[{self.peer_ip}]" if ":" in self.peer_ip else self.peer_ip
+        return f"{host}:{self.peer_port}"
+
+
+class Connections(Protocol):
+    """The kernel's knowledge of Envoy's connections, where it is at hand. Never waits."""
+
+    def read_acked(self, connection: Connection) -> int | None:
+        """How many bytes the peer's machine has confirmed; None is not known."""
+
+    def read_confirmation(self, connection: Connection) -> Confirmation | None:
+        """Whether the peer's machine confirms what it is sent; None is not known."""
+
+
+class Reach(StrEnum):
+    """What a connection attempt says of a process."""
+
+    REFUSED = "refused"
+    """Its host says that nobody listens there: it is dead."""
+    ACCEPTED = "accepted"
+    """Somebody listens there."""
+    SILENT = "silent"
+    """No answer, or no way there: nothing is known."""
+
+
+class ReachProbe(Protocol):
+    """A look whether a process is there."""
+
+    async def look(self, address: str) -> Reach:
+        """Try a connection to an `ip:port`; takes a second at most."""
+
+
+class IdentitySource(Protocol):
+    """Asks one replica's engine what it serves. Each call ends within a bound of the implementation's."""
+
+    async def read_identity(self, target: ScrapeTarget, pool: PoolName) -> Fingerprint:
+        """What the engine tells; None in every field that it does not, or that could not be read."""
+
+
+class ScrapeSource(Protocol):
+    """One look at one replica. Each call ends within a bound that the implementation knows.
+
+    Whatever a replica answers or fails to answer is a value; no call raises for it, none waits for
+    another replica, and none holds the event loop for longer than a few milliseconds.
+    """
+
+    async def scrape(self, target: ScrapeTarget) -> Sample | ScrapeFailure:
+        """The replica's metrics, with those of its GPUs when they came too."""
+
+    async def probe_health(self, target: ScrapeTarget) -> bool | ScrapeFailure:
+        """True when the engine says that it is alive, which is not that it is ready."""
+
+    async def probe_model(self, target: ScrapeTarget, model: str, api_path: str) -> bool | ScrapeFailure:
+        """True when the model gave one real token, or embedding; False when a 200 held something else."""
+
+
+class AbortSource(Protocol):
+    """Asks an engine to end one request of ours. Each call ends within a bound of the implementation's."""
+
+    async def abort(self, target: ScrapeTarget, attempt_id: AttemptId) -> ScrapeFailure | None:
+        """Ask once; None when the engine took the call, which is no word on what came of it."""
+
+
+class DiscoverySource(Protocol):
+    """Where the list of one pool's replicas comes from."""
+
+    def follow(self) -> AsyncGenerator[Told, None]:
+        """The whole list, each time it may have changed. It never ends by itself.
+
+        Whatever keeps the source from telling is a value too, and no exception; then the last list stands,
+        and the next value that is a list ends the failure. Ids are unique within a list.
+        """

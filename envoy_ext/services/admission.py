@@ -1,0 +1,130 @@
+"""What is decided about a request before it becomes an exchange: is it ours, is it readable, whose
+pool is it, and is it the repeat of an operation that must not run again?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from urllib.parse import unquote
+
+from envoy_ext.domain.api import MODELS_PATH, ApiFamily, InvalidRequest, ReadRequest, parse_request
+from envoy_ext.domain.client_errors import ClientError
+from envoy_ext.domain.events import RequestArrived
+from envoy_ext.domain.ids import OperationId, PoolName
+from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.outcomes import OperationState
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A whole request, as the delivery filter read it."""
+
+    family: ApiFamily
+    path: str
+    body: bytes
+    content_encoding: str
+    request_id: str
+    caller: str
+    """Hash of the credential, "" without one."""
+    idempotency_key: str | None
+    deadline_s: float | None
+    request_class: str | None
+    """What kind of traffic it says it is."""
+    upstream_retry: bool
+    """The request says that an Envoy or mesh before us is repeating it (`x-envoy-attempt-count`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request may become an exchange for this pool."""
+
+    request: RequestArrived
+    pool: PoolName
+    prefixes: tuple[bytes, ...] = ()
+    """Of its prompt, as hashes: where it was computed, a replay would be cheaper."""
+
+
+HashPrompt = Callable[[PoolName, ReadRequest], tuple[bytes, ...]]
+
+
+class PoolDirectory:
+    """Which pool serves which model; fixed by the configuration."""
+
+    def __init__(self, models: dict[str, PoolName], pools: tuple[PoolName, ...]) -> None:
+        self._models = models
+        self._pools = pools
+
+    def list_models(self) -> tuple[str, ...] | None:
+        """The models of all pools; None where there is one, whose engine knows better (adapters, limits)."""
+        return tuple(self._models) if len(self._pools) > 1 else None
+
+    def decide_pool(self, arrival: Arrival, model: str | None) -> PoolName | ClientError:
+        """The pool for a model; requests that name none go to the only pool there is."""
+        if arrival.family is ApiFamily.MODELS and len(self._pools) > 1:
+            model = unquote(arrival.path.partition("?")[0].removeprefix(MODELS_PATH + "/"))
+        if model is not None:
+            pool = self._models.get(model)
+            if pool is not None:
+                return pool
+            message = "model: is not one that this gateway serves; GET /v1/models names them"
+            return _invalid(arrival, message, status=404)
+        if len(self._pools) == 1 or arrival.family is ApiFamily.OTHER:
+            return self._pools[0]
+        return _invalid(arrival, "model: is required, since several models are served here")
+
+
+def decide_admission(
+    arrival: Arrival, directory: PoolDirectory, max_request_bytes: int, hash_prompt: HashPrompt
+) -> Admitted | ClientError:
+    """Read the request and find its pool, or say what is wrong with it."""
+    if len(arrival.body) > max_request_bytes:
+        return ClientError("request_too_large", arrival.request_id)
+    try:
+        read = parse_request(arrival.family, arrival.body, arrival.content_encoding, path=arrival.path)
+    except InvalidRequest as mistake:
+        return _invalid(arrival, str(mistake))
+    facts = read.facts
+    pool = directory.decide_pool(arrival, facts.model)
+    if isinstance(pool, ClientError):
+        return pool
+    digest = sha256(arrival.body).hexdigest()
+    path = arrival.path.partition("?")[0]
+    request = RequestArrived(facts, path, digest, len(arrival.body), arrival.deadline_s)
+    return Admitted(request, pool, hash_prompt(pool, read))
+
+
+def decide_repeat(arrival: Arrival, body_sha256: str, earlier: Operation) -> ClientError | None:
+    """May a request run that repeats an earlier operation? None when it may.
+
+    The answer rests on what the client of the earlier one was given: nothing was delivered, so it
+    runs again; something was, so it never does.
+    """
+    operation_id = earlier.operation_id
+    if earlier.body_sha256 != body_sha256:
+        return ClientError("idempotency_key_reused", arrival.request_id, operation_id)
+    if earlier.state is OperationState.RUNNING:
+        return ClientError("operation_in_progress", arrival.request_id, operation_id, retry_after_s=1)
+    if earlier.state is OperationState.COMPLETED:
+        return ClientError("operation_complete", arrival.request_id, operation_id)
+    if not earlier.partly_delivered:
+        return None
+    return build_incomplete_error(arrival.request_id, operation_id, earlier)
+
+
+def build_incomplete_error(
+    request_id: str, operation_id: OperationId, earlier: Operation | None
+) -> ClientError:
+    """Part of an answer was delivered, and that is all there will be; with what the journal knows of it."""
+    known = earlier is not None and earlier.ending is not None and earlier.delivered_counts_known
+    return ClientError(
+        "operation_incomplete",
+        request_id,
+        operation_id,
+        reason=None if earlier is None else earlier.reason,
+        partial_output=True,
+        delivered_output_tokens=earlier.delivered_output_tokens if earlier is not None and known else None,
+        headers=(("location", f"/v1/operations/{operation_id}"),),
+    )
+
+
+def _invalid(arrival: Arrival, message: str, status: int | None = None) -> ClientError:
+    return ClientError("invalid_request", arrival.request_id, message=message, status=status)

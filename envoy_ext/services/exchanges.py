@@ -1,0 +1,366 @@
+"""All exchanges in flight: opens them, finds them for the other hop and the logs, ends them on a stop.
+
+The delivery and attempt adapters never see each other. They meet here, by the exchange id that
+only the ingress hop may set.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from envoy_ext.domain import step
+from envoy_ext.domain.api import ApiFamily
+from envoy_ext.domain.client_errors import ClientError
+from envoy_ext.domain.errors import JournalUnavailable
+from envoy_ext.domain.events import (
+    AttemptArrived,
+    AttemptLogged,
+    AttemptProgressed,
+    AttemptUnanswered,
+    AttemptUnconfirmed,
+    DrainExpired,
+    ExchangeLogged,
+    ExchangeProgressed,
+    LogCause,
+    OwnershipLost,
+)
+from envoy_ext.domain.exchange import Exchange
+from envoy_ext.domain.exchange_shared import ExchangePolicy, Identity
+from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, ReplicaId, SeatId
+from envoy_ext.domain.silent_loss import is_unconfirmed
+from envoy_ext.ports import (
+    AttemptSink,
+    Clock,
+    Connection,
+    Connections,
+    DeliverySink,
+    Journal,
+    Observer,
+)
+from envoy_ext.services.admission import Admitted, Arrival
+from envoy_ext.services.background import Background
+from envoy_ext.services.exchange_replicas import ExchangeReplicas
+from envoy_ext.services.fences import Fences
+from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.owed_ends import OwedEnds
+from envoy_ext.services.queues import Queues
+from envoy_ext.services.repeats import Repeats, RequestKey
+from envoy_ext.services.seats import SeatKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class Minting:
+    """Where ids come from; randomness stays outside."""
+
+    exchange_id: Callable[[], ExchangeId]
+    attempt_id: Callable[[], AttemptId]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A request that becomes an exchange, and the names it has got on its way."""
+
+    arrival: Arrival
+    admitted: Admitted
+    key: RequestKey
+    operation_id: OperationId
+    key_hash: str | None
+    """Of its idempotency key; None without one."""
+    after: OperationId | None = None
+    """The operation before it under that key, which may run again."""
+
+
+class Exchanges:
+    """The service both hops and the access logs talk to. Runs on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        clock: Clock,
+        observer: Observer,
+        fleet: Fleet,
+        policy: ExchangePolicy,
+        mint: Minting,
+        background: Background,
+        keeper: SeatKeeper,
+        queues: Queues,
+        fences: Fences | None = None,
+        connections: Connections | None = None,
+    ) -> None:
+        self._queues = queues
+        self._keeper = keeper
+        keeper.on_lost(self._end_all_of)
+        self._fences = fences
+        self._connections = connections
+        self._journal = journal
+        self._clock = clock
+        self._observer = observer
+        self._fleet = fleet
+        self._policy = policy
+        self._mint = mint
+        self._background = background
+        self._live: dict[ExchangeId, LiveExchange] = {}
+        self._attempts: dict[AttemptId, LiveExchange] = {}
+        self._request_keys: dict[ExchangeId, RequestKey] = {}
+        self._repeats = Repeats()
+        self._owed_ends = OwedEnds(journal)
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- the delivery hop ---------------------------------------------------------------------
+
+    def add(self, opening: Opening, sink: DeliverySink) -> LiveExchange:
+        """An exchange for an admitted request. It does nothing before its `open` is called."""
+        arrival, admitted = opening.arrival, opening.admitted
+        identity = Identity(
+            exchange_id=self._mint.exchange_id(),
+            operation_id=opening.operation_id,
+            request_id=arrival.request_id,
+            pool=admitted.pool,
+            caller=arrival.caller,
+            key_hash=opening.key_hash,
+        )
+        now, wall = self._clock.now(), self._clock.wall()
+        replicas = ExchangeReplicas(self._fleet, admitted.pool, self._clock, admitted.prefixes)
+        policy = self._policy_for(arrival.family)
+        exchange = Exchange(identity, admitted.request, policy, replicas, now, wall)
+        live = LiveExchange(
+            exchange,
+            sink,
+            seat=self._keeper.seat,
+            after=opening.after,
+            holds_seat=self._keeper.holds,
+            journal=self._journal,
+            clock=self._clock,
+            observer=self._observer,
+            spawn=lambda one: self._background.run(one.write_backlog()),
+            on_note=partial(self._note, identity, replicas),
+            on_unrecorded=self._owed_ends.add,
+            on_finished=self._forget,
+        )
+        self._live[identity.exchange_id] = live
+        self._request_keys[identity.exchange_id] = opening.key
+        self._repeats.add(opening.key, exchange)
+        self._idle.clear()
+        return live
+
+    def find_ending(self, operation_id: OperationId) -> LiveExchange | None:
+        """The exchange of an operation, when it has ended and its record of that is on its way."""
+        return next(
+            (
+                live
+                for live in self._live.values()
+                if live.exchange.identity.operation_id == operation_id and live.writing_its_end
+            ),
+            None,
+        )
+
+    async def record_owed_ends(self) -> None:
+        """Write the ends that the journal could not take; `JournalUnavailable` when it still cannot."""
+        await self._owed_ends.record()
+
+    # --- the attempt hop ----------------------------------------------------------------------
+
+    def join(self, exchange_id: str, sink: AttemptSink) -> tuple[LiveExchange, AttemptId] | None:
+        """An attempt's filter finds its exchange; None when it is unknown (an earlier life's, or forged)."""
+        live = self._live.get(ExchangeId(exchange_id))
+        if live is None:
+            return None
+        attempt_id = self._mint.attempt_id()
+        live.join(attempt_id, sink)
+        self._attempts[attempt_id] = live
+        return live, attempt_id
+
+    def arrive_attempt(self, live: LiveExchange, attempt_id: AttemptId) -> None:
+        """A joined attempt asks to start; its sink is sent StartAttempt or a refusal."""
+        identity = live.exchange.identity
+        slot_at = self._queues.choose_replica(identity.pool, identity.operation_id)
+        replicas = ExchangeReplicas(self._fleet, identity.pool, self._clock)
+        live.receive(AttemptArrived(attempt_id, replicas.choose_first_target(slot_at)))
+
+    def find_attempt(self, attempt_id: AttemptId) -> LiveExchange | None:
+        """The exchange in flight that an attempt belongs to."""
+        return self._attempts.get(attempt_id)
+
+    def find_replica(self, live: LiveExchange, replica: str, address: str) -> ReplicaId | None:
+        """The replica of the exchange's pool that Envoy names by id, or else by `ip:port`."""
+        return self._fleet.find_replica(live.exchange.identity.pool, replica, address)
+
+    # --- the access logs ----------------------------------------------------------------------
+
+    def log_attempt(
+        self, attempt_id: str, cause: LogCause, address: str, body_bytes: int, detail: str
+    ) -> None:
+        """The egress hop logged an attempt's end. Its exchange's id is not in that log."""
+        live = self._attempts.get(AttemptId(attempt_id))
+        if live is not None:
+            replica = self._fleet.find_replica(live.exchange.identity.pool, "", address)
+            logged = AttemptLogged(AttemptId(attempt_id), cause, replica, body_bytes, detail, address)
+            self.tell_loss(live, logged)
+
+    def tell_loss(self, live: LiveExchange, lost: AttemptLogged | AttemptUnanswered) -> None:
+        """Hand on how an attempt ended, once that is known as well as it can be."""
+        if self._fences is None or lost.cause is not LogCause.UPSTREAM_RESET or not lost.address:
+            live.receive(lost)
+            return
+        exchange_id = live.exchange.identity.exchange_id
+        self._background.run(self._fences.tell_loss(live, lost, lambda: exchange_id in self._live))
+
+    def log_exchange(self, exchange_id: str, cause: LogCause, detail: str) -> None:
+        """The ingress hop logged an exchange's end."""
+        live = self._live.get(ExchangeId(exchange_id))
+        if live is not None:
+            live.receive(ExchangeLogged(cause, detail))
+
+    def note_attempt_progress(self, attempt_id: str, body_bytes: int, connection: Connection) -> None:
+        """The egress hop tells how much of an attempt's answer has left it, and where its request goes."""
+        live = self._attempts.get(AttemptId(attempt_id))
+        if live is None:
+            return
+        live.receive(AttemptProgressed(AttemptId(attempt_id), body_bytes))
+        if connection.peer_ip:
+            self._look_for_confirmation(live, AttemptId(attempt_id), connection)
+
+    def _look_for_confirmation(
+        self, live: LiveExchange, attempt_id: AttemptId, connection: Connection
+    ) -> None:
+        """A request that was sent into a cut network is missed by nobody else for 15 minutes."""
+        waited_s = live.exchange.read_wait(attempt_id, self._clock.now())
+        if waited_s is None or self._fences is None or self._connections is None:
+            return
+        told = self._connections.read_confirmation(connection)
+        if told is None or not is_unconfirmed(told, waited_s):
+            return
+        address = connection.peer
+        replica = self.find_replica(live, "", address)
+        lost = AttemptUnconfirmed(attempt_id, LogCause.UPSTREAM_RESET, replica, address)
+        exchange_id = live.exchange.identity.exchange_id
+        self._background.run(self._fences.tell_unconfirmed(live, lost, lambda: exchange_id in self._live))
+
+    def note_exchange_progress(self, exchange_id: str, taken_bytes: int, connection: Connection) -> None:
+        """The ingress hop tells how much of an exchange's answer its client's connection has taken.
+
+        Not listened to while replies wait for the journal: what has not been sent cannot be taken.
+        """
+        live = self._live.get(ExchangeId(exchange_id))
+        if live is None or live.writing:
+            return
+        acked_bytes = None
+        if self._connections is not None and live.exchange.held_up:
+            acked_bytes = self._connections.read_acked(connection)
+        live.receive(ExchangeProgressed(taken_bytes, acked_bytes))
+
+    # --- for ext_authz and operators ----------------------------------------------------------
+
+    def find(self, exchange_id: str) -> Exchange | None:
+        """The exchange in flight with this id."""
+        live = self._live.get(ExchangeId(exchange_id))
+        return None if live is None else live.exchange
+
+    @property
+    def repeats(self) -> Repeats:
+        """What is known of repeats, for the decision that ext_authz shares."""
+        return self._repeats
+
+    def find_closure(self, request_id: str) -> ClientError | None:
+        """Why no more requests are taken; None when they are."""
+        if self._draining:
+            return ClientError("draining", request_id)
+        if not self._keeper.may_act:
+            message = "This gateway cannot be told from one that is gone, so it takes no requests."
+            return ClientError("upstream_unavailable", request_id, message=message)
+        return None
+
+    @property
+    def inflight(self) -> int:
+        """Exchanges that are open or whose end evidence is still waited for."""
+        return len(self._live)
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    def start_draining(self) -> None:
+        """Take no more requests; those in flight go on, and those that wait are told to go elsewhere."""
+        self._draining = True
+        self._queues.refuse_all("draining")
+
+    async def wait_idle(self) -> None:
+        """Until no exchange is in flight."""
+        await self._idle.wait()
+
+    def end_all(self) -> None:
+        """The time for in-flight streams is used up: end each with the truth."""
+        for live in list(self._live.values()):
+            live.receive(DrainExpired())
+
+    def _end_all_of(self, seat: SeatId) -> None:
+        """Other gateways take over what was begun in this seat."""
+        for live in list(self._live.values()):
+            if live.seat == seat:
+                live.receive(OwnershipLost())
+
+    async def aclose(self) -> None:
+        """Wait for the appends under way."""
+        await self._background.wait()
+        await self._try_to_record_owed_ends()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _policy_for(self, family: ApiFamily) -> ExchangePolicy:
+        """What a path that passes unread does is not known, so it is never done twice."""
+        if family is not ApiFamily.OTHER:
+            return self._policy
+        return replace(self._policy, failover=replace(self._policy.failover, replay=False))
+
+    def _note(self, identity: Identity, replicas: ExchangeReplicas, note: step.Note) -> None:
+        match note:
+            case step.PhaseChanged():
+                if note.after is None:
+                    self._queues.leave(identity.pool, identity.operation_id)
+            case step.FirstDelta():
+                if note.replica is not None:
+                    replicas.note_first_delta(note.replica, note.attempt_s)
+            case step.AttemptLetGo():
+                self._fleet.streams.note(note)
+                self._queues.start(identity.pool, identity.operation_id)
+            case step.AttemptPlaced():
+                self._fleet.streams.note(note)
+            case step.AttemptProved() | step.AttemptFinished():
+                self._fleet.streams.note(note)
+                self._queues.look(identity.pool)
+            case step.FenceAwaited():
+                self._look_for_proof(note)
+            case step.ExchangeEnded():
+                # Its end is in the journal: a repeat under its key may ask there.
+                self._repeats.free_key(note.operation_id)
+        self._observer.note(note)
+
+    def _look_for_proof(self, awaited: step.FenceAwaited) -> None:
+        live = self._attempts.get(awaited.attempt_id)
+        if self._fences is not None and live is not None:
+            fence_s = self._policy.failover.fence_s
+            self._background.run(
+                self._fences.watch(awaited, live, fence_s, lambda: not live.exchange.waits_for_fence)
+            )
+
+    def _forget(self, live: LiveExchange) -> None:
+        identity = live.exchange.identity
+        self._live.pop(identity.exchange_id, None)
+        for attempt_id in live.attempt_ids:
+            self._attempts.pop(attempt_id, None)
+        key = self._request_keys.pop(identity.exchange_id, None)
+        if key is not None:
+            self._repeats.remove(key, live.exchange)
+        self._repeats.free_key(identity.operation_id)
+        if self._owed_ends:
+            self._background.run(self._try_to_record_owed_ends())
+        if not self._live:
+            self._idle.set()
+
+    async def _try_to_record_owed_ends(self) -> None:
+        with contextlib.suppress(JournalUnavailable):  # the next exchange that ends tries again
+            await self._owed_ends.record()

@@ -1,0 +1,298 @@
+"""One exchange in flight: its state machine, its journal order, its timer, and its two kinds of sink.
+
+Everything happens on the event loop. `receive` is synchronous; a step without records is carried
+out at once, so chunks never wait for the journal. A step with records waits for its append, and
+every later step of the same exchange waits behind it: that is the whole of the ordering, with one
+exception. The record of a whole answer comes after its last bytes: a sidecar that is killed between
+the two would otherwise leave a "completed" for what nobody was given.
+
+An operation that another gateway has taken over takes no record from here. So nothing that needs one
+happens any more, and the client is told.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final, assert_never
+
+from envoy_ext.domain import step
+from envoy_ext.domain.client_errors import CODES
+from envoy_ext.domain.errors import ImpossibleEvent, JournalUnavailable, NotOwner, SeatLost
+from envoy_ext.domain.events import BeginRefused, Event, JournalFailed, OwnershipLost
+from envoy_ext.domain.exchange import Exchange
+from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
+from envoy_ext.domain.outcomes import OperationState
+from envoy_ext.domain.ownership import FIRST_TOKEN
+from envoy_ext.domain.records import AttemptEnded, AttemptStarted, OperationBegun, OperationEnded, Record
+from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Journal, Observer
+
+RETRY_AFTER_S = (1, 3)
+"""Retry-After is spread over these seconds, so that refused clients do not come back as one."""
+
+
+class LiveExchange:
+    """Carries out the steps of one exchange. Owned by `Exchanges`; its sinks belong to the adapters."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        delivery: DeliverySink,
+        *,
+        seat: SeatId,
+        after: OperationId | None,
+        holds_seat: Callable[[SeatId], bool],
+        journal: Journal,
+        clock: Clock,
+        observer: Observer,
+        spawn: Callable[["LiveExchange"], None],
+        on_note: Callable[[step.Note], None],
+        on_unrecorded: Callable[[tuple[Record, ...]], None],
+        on_finished: Callable[["LiveExchange"], None],
+    ) -> None:
+        self.exchange = exchange
+        self.seat: Final = seat
+        """In which its operation began, and may be given time."""
+        self._after = after
+        self._holds_seat = holds_seat
+        self._delivery = delivery
+        self._attempts: dict[AttemptId, AttemptSink] = {}
+        self._journal = journal
+        self._clock = clock
+        self._observer = observer
+        self._spawn = spawn
+        self._on_note = on_note
+        self._on_unrecorded = on_unrecorded
+        self._on_finished = on_finished
+        self._backlog: deque[step.Step] = deque()
+        self._writing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._begun = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._forgotten = False
+
+    def open(self) -> None:
+        """Record the operation and let the request go on."""
+        self._carry_out(self.exchange.open(self._clock.now()))
+        self._arm()
+
+    def open_queued(self, until: float) -> None:
+        """Record the operation and keep the request, until its queue tells what is to become of it."""
+        self._carry_out(self.exchange.open_queued(self._clock.now(), until))
+        self._arm()
+
+    def join(self, attempt_id: AttemptId, sink: AttemptSink) -> None:
+        """Where replies to an attempt go; before its `AttemptArrived`."""
+        self._attempts[attempt_id] = sink
+
+    @property
+    def holds_seat(self) -> bool:
+        """Whether no other gateway can have taken the operation over."""
+        return self._holds_seat(self.seat)
+
+    @property
+    def attempt_ids(self) -> list[AttemptId]:
+        """The attempts that have joined."""
+        return list(self._attempts)
+
+    def receive(self, event: Event) -> None:
+        """Take in one event and carry out what follows."""
+        try:
+            taken = self.exchange.receive(event, self._clock.now())
+        except ImpossibleEvent as bug:
+            self._contain(bug)
+            return
+        if taken is not step.NOTHING:
+            self._carry_out(taken)
+        self._arm()
+        self._forget_if_finished()
+
+    def _expire(self) -> None:
+        self._timer_at = None
+        try:
+            taken = self.exchange.expire(self._clock.now())
+        except ImpossibleEvent as bug:
+            self._contain(bug)
+            return
+        self._carry_out(taken)
+        self._arm()
+        self._forget_if_finished()
+
+    def _arm(self) -> None:
+        deadline = self.exchange.next_deadline()
+        if deadline == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = deadline
+        if deadline is not None and not self._forgotten:
+            delay = max(0.0, deadline - self._clock.now())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _carry_out(self, taken: step.Step) -> None:
+        if not self._writing and not taken.records:
+            self._send(taken)
+            return
+        self._backlog.append(taken)
+        if not self._writing:
+            self._writing = True
+            self._idle.clear()
+            self._spawn(self)
+
+    @property
+    def writing(self) -> bool:
+        """Whether something of this exchange is on its way to the journal, and its replies wait for that."""
+        return self._writing
+
+    @property
+    def writing_its_end(self) -> bool:
+        """Whether it has ended and the record of that may still be on its way."""
+        return self._writing and self.exchange.resolution is not None
+
+    async def wait_written(self) -> None:
+        """Until nothing of this exchange is on its way to the journal."""
+        await self._idle.wait()
+
+    async def write_backlog(self) -> None:
+        """Append and send what waits, in order; run as one task at a time, owned by `Exchanges`."""
+        try:
+            while self._backlog:
+                taken = self._backlog.popleft()
+                if _tells_of_a_whole_answer(taken):
+                    self._reply(taken)
+                    taken = replace(taken, replies=())
+                failure = await self._append(taken) if taken.records else None
+                if failure is not None:
+                    self._fail_journal(taken, failure)
+                    continue
+                self._send(taken)
+        finally:
+            self._writing = False
+            self._idle.set()
+        self._forget_if_finished()
+
+    async def _append(self, taken: step.Step) -> JournalFailed | OwnershipLost | BeginRefused | None:
+        """Why the step's replies may not go out; None when they may."""
+        if not self._begun:
+            return None  # ends of what the journal knows nothing of
+        started = self._clock.now()
+        refusal: OwnershipLost | BeginRefused | None = None
+        try:
+            refusal = await self._write(taken.records)
+        except JournalUnavailable:
+            self._observer.note_journal(self._clock.now() - started, failed=True)
+            if not _is_end(taken):
+                return JournalFailed()
+            # The client's last bytes need not wait for the record of an end. It is owed: until it is
+            # written, the journal calls the operation running.
+            self._on_unrecorded(taken.records)
+            return None
+        self._observer.note_journal(self._clock.now() - started, failed=False)
+        # Of an end that nobody wants to know of any more, only the record is missing.
+        return None if _is_end(taken) else refusal
+
+    async def _write(self, records: tuple[Record, ...]) -> OwnershipLost | BeginRefused | None:
+        begun = next((record for record in records if isinstance(record, OperationBegun)), None)
+        starts = any(isinstance(record, AttemptStarted) for record in records)
+        if starts and not self.holds_seat:
+            return OwnershipLost(refused=True)  # its lease could not be renewed
+        try:
+            if begun is not None:
+                holder = await self._journal.begin(begun, self.seat, self._after)
+                if holder is not None:
+                    return BeginRefused(holder.operation_id)
+            await self._journal.append([one for one in records if one is not begun], FIRST_TOKEN)
+        except (NotOwner, SeatLost):
+            return OwnershipLost(refused=True)
+        return None
+
+    def _fail_journal(self, failed: step.Step, why: JournalFailed | OwnershipLost | BeginRefused) -> None:
+        """Tell the exchange; what it wants said now needs no record to be allowed.
+
+        What was to be recorded behind the failed step is not done either, but for ends: those have
+        happened. So have the phases, whose notes are a count.
+        """
+        if any(isinstance(record, OperationBegun) for record in failed.records):
+            self._begun = False
+        behind = [failed, *self._backlog]
+        self._backlog.clear()
+        self._backlog.extend(one for one in behind if _is_end(one))
+        for one in behind:
+            if not _is_end(one):
+                self._note([note for note in one.notes if isinstance(note, step.PhaseChanged)])
+        told = self.exchange.receive(why, self._clock.now())
+        self._send(replace(told, records=()))
+        if told.records and self._begun:
+            self._backlog.append(step.Step(records=told.records))
+
+    def _send(self, taken: step.Step) -> None:
+        self._reply(taken)
+        self._note(taken.notes)
+
+    def _reply(self, taken: step.Step) -> None:
+        for reply in taken.replies:
+            match reply:
+                case step.RespondLocally():
+                    self._delivery.send(add_retry_after(reply))
+                case (
+                    step.ForwardRequest()
+                    | step.HoldRequest()
+                    | step.ForwardResponse()
+                    | step.ForwardBody()
+                    | step.ResetDelivery()
+                ):
+                    self._delivery.send(reply)
+                case (
+                    step.StartAttempt()
+                    | step.RefuseAttempt()
+                    | step.AskPatience()
+                    | step.ReleaseAttempt()
+                    | step.PassLocalReply()
+                    | step.FailOver()
+                    | step.WithholdAnswer()
+                ):
+                    self._attempts[reply.attempt_id].send(reply)
+                case _:
+                    assert_never(reply)
+
+    def _note(self, notes: Iterable[step.Note]) -> None:
+        for note in notes:
+            self._on_note(note)
+
+    def _contain(self, bug: ImpossibleEvent) -> None:
+        """A bug of ours ends this exchange and nothing else."""
+        self._observer.note_bug(repr(self.exchange), bug)
+        self._delivery.send(step.ResetDelivery())
+
+    def _forget_if_finished(self) -> None:
+        if self._forgotten or self._writing or not self.exchange.finished:
+            return
+        self._forgotten = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_finished(self)
+
+
+def _is_end(taken: step.Step) -> bool:
+    """Whether a step records nothing but ends. Anything else must not happen unrecorded."""
+    return all(isinstance(record, AttemptEnded | OperationEnded) for record in taken.records)
+
+
+def _tells_of_a_whole_answer(taken: step.Step) -> bool:
+    return _is_end(taken) and any(
+        isinstance(record, OperationEnded) and record.state is OperationState.COMPLETED
+        for record in taken.records
+    )
+
+
+def add_retry_after(reply: step.RespondLocally) -> step.RespondLocally:
+    """A refusal that a client may repeat says when: soon, and not all at once."""
+    error = reply.error
+    if error.retry_after_s is not None or not CODES[error.code].sdk_retries:
+        return reply
+    seconds = random.randint(*RETRY_AFTER_S)
+    return step.RespondLocally(replace(error, retry_after_s=seconds))

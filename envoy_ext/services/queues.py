@@ -1,0 +1,183 @@
+"""The queues of all pools: each asks its core, and tells the exchanges what came of it.
+
+A request asks once, before it becomes an exchange; one that waits is told its one word later, by an
+event. Slots are looked for whenever some may have come free: an attempt has ended, a request has left, the
+fleet's picture has changed. Everything runs on one event loop, and nothing waits here but a timer.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from envoy_ext.domain import step
+from envoy_ext.domain.admission_queue import AdmissionQueue, QueuePolicy
+from envoy_ext.domain.availability import Availability
+from envoy_ext.domain.events import Event, RequestAdmitted, RequestShed
+from envoy_ext.domain.ids import OperationId, PoolName, ReplicaId
+from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed
+from envoy_ext.ports import Clock, Observer
+from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.rooms import Rooms
+
+Tell = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One pool's queue as people see it; None is "not known", or "no limit" of slots."""
+
+    waiting: int
+    length: int
+    classes: dict[str, int]
+    slots: int | None
+    free: int | None
+    drain_per_s: float | None
+
+
+@dataclass(slots=True)
+class _Pool:
+    queue: AdmissionQueue
+    timer: asyncio.TimerHandle | None = None
+    timer_at: float | None = None
+    tells: dict[OperationId, Tell] = field(default_factory=dict)
+    """Where the word goes that a request waits for."""
+
+
+class Queues:
+    """Changed by arrivals, by exchanges and by time."""
+
+    def __init__(
+        self,
+        policy: QueuePolicy,
+        pools: Sequence[PoolName],
+        *,
+        rooms: Rooms,
+        fleet: Fleet,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._policy = policy
+        self._pools = {pool: _Pool(AdmissionQueue(policy)) for pool in pools}
+        self._rooms = rooms
+        self._fleet = fleet
+        self._clock = clock
+        self._observer = observer
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def ask(self, pool: PoolName, newcomer: Newcomer) -> Outcome:
+        """What becomes of a request; one that waits is to `listen` before anything else happens."""
+        self.look(pool)
+        room = self._rooms.read(pool)
+        outcomes = self._pools[pool].queue.arrive(newcomer, room, self._clock.now())
+        own = next(outcome for outcome in outcomes if outcome.operation_id == newcomer.operation_id)
+        self._refuse(pool, [one for one in outcomes if isinstance(one, Shed) and one is not own])
+        if isinstance(own, Granted) and room.limited:
+            self._observer.note(step.SlotGiven(pool, 0.0))
+        self._arm(pool)
+        return own
+
+    def listen(self, pool: PoolName, operation_id: OperationId, tell: Tell) -> None:
+        """Where a request that waits hears its word."""
+        self._pools[pool].tells[operation_id] = tell
+
+    def start(self, pool: PoolName, operation_id: OperationId) -> None:
+        """An attempt of the request is counted: its slot is taken, and promised no longer."""
+        self._pools[pool].queue.start(operation_id)
+
+    def choose_replica(self, pool: PoolName, operation_id: OperationId) -> ReplicaId | None:
+        """Where a first attempt goes, None where Envoy may choose."""
+        return self._pools[pool].queue.choose_replica(operation_id, self._rooms.read(pool))
+
+    def leave(self, pool: PoolName, operation_id: OperationId) -> None:
+        """The request is over; what it was promised is free for the next one."""
+        one = self._pools[pool]
+        one.tells.pop(operation_id, None)
+        one.queue.leave(operation_id, self._clock.now())
+        self.look(pool)
+
+    # --- slots, replicas and time -------------------------------------------------------------
+
+    def look(self, pool: PoolName) -> None:
+        """Slots may have come free, or all replicas have gone."""
+        one = self._pools[pool]
+        if one.queue.depth == 0:
+            return
+        now, room = self._clock.now(), self._rooms.read(pool)
+        if self._fleet.availability(pool) is Availability.EMPTY:
+            self._refuse(pool, one.queue.shed_all("no_ready_replica", room, now))
+        else:
+            self._let_in(pool, one.queue.fill(room, now))
+        self._arm(pool)
+
+    def look_at_all(self) -> None:
+        """The fleet's picture has changed."""
+        for pool in self._pools:
+            self.look(pool)
+
+    def refuse_all(self, code: str) -> None:
+        """Nobody will be let in any more."""
+        for pool, one in self._pools.items():
+            self._refuse(pool, one.queue.shed_all(code, self._rooms.read(pool), self._clock.now()))
+            self._arm(pool)
+
+    def _expire(self, pool: PoolName) -> None:
+        one = self._pools[pool]
+        one.timer = one.timer_at = None
+        self._refuse(pool, one.queue.expire(self._rooms.read(pool), self._clock.now()))
+        self._arm(pool)
+
+    # --- for people ---------------------------------------------------------------------------
+
+    def count_waiting(self, pool: PoolName) -> int:
+        """How many wait."""
+        return self._pools[pool].queue.depth
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits, holds a slot or is to be told anything."""
+        return all(one.queue.idle and not one.tells for one in self._pools.values())
+
+    def show(self, pool: PoolName) -> QueueView:
+        """One pool's queue at this moment."""
+        queue, room = self._pools[pool].queue, self._rooms.read(pool)
+        return QueueView(
+            waiting=queue.depth,
+            length=self._policy.length,
+            classes=queue.count_waiting(),
+            slots=room.slots if room.limited else None,
+            free=queue.count_free(room),
+            drain_per_s=queue.read_rate(room),
+        )
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _let_in(self, pool: PoolName, granted: Iterable[Granted]) -> None:
+        for one in granted:
+            tell = self._pools[pool].tells.pop(one.operation_id)
+            self._observer.note(step.SlotGiven(pool, one.waited_s))
+            tell(RequestAdmitted())
+
+    def _refuse(self, pool: PoolName, shed: Iterable[Shed]) -> None:
+        for one in shed:
+            tell = self._pools[pool].tells.pop(one.operation_id)
+            tell(RequestShed(one.code, draw_retry_after(one)))
+
+    def _arm(self, pool: PoolName) -> None:
+        one = self._pools[pool]
+        deadline = one.queue.next_deadline()
+        if deadline == one.timer_at:
+            return
+        if one.timer is not None:
+            one.timer.cancel()
+            one.timer = None
+        one.timer_at = deadline
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock.now())
+            one.timer = asyncio.get_running_loop().call_later(delay, self._expire, pool)
+
+
+def draw_retry_after(shed: Shed) -> int:
+    """A second within the span: those that were refused together do not come back together."""
+    return random.randint(1, shed.retry_within_s)

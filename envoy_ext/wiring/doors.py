@@ -1,0 +1,98 @@
+"""The doors of the sidecar: gRPC for its Envoy, and the operations port for people and programs.
+
+Belongs to the composition layer, beside `app`.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+from envoy_ext.adapters.accesslog import AccessLogSession
+from envoy_ext.adapters.ads import AdsHub, AdsSession
+from envoy_ext.adapters.engines import get_engine
+from envoy_ext.adapters.extproc_attempt import AttemptSession
+from envoy_ext.adapters.extproc_delivery import DeliverySession
+from envoy_ext.adapters.extproc_session import Outbox
+from envoy_ext.adapters.grpc_server import GrpcServer
+from envoy_ext.adapters.ops_http import OpsServer
+from envoy_ext.config import Config, Operations, Sidecar
+from envoy_ext.domain.errors import CannotListen
+from envoy_ext.observability.metrics import Metrics
+from envoy_ext.observability.observers import Observers
+from envoy_ext.ports import Journal
+from envoy_ext.services.arrivals import Arrivals
+from envoy_ext.services.authz import Authz
+from envoy_ext.services.exchanges import Exchanges
+
+
+def build_grpc(
+    config: Config,
+    arrivals: Arrivals,
+    exchanges: Exchanges,
+    journal: Journal,
+    observer: Observers,
+    metrics: Metrics,
+    hub: AdsHub,
+) -> GrpcServer:
+    """All that Envoy asks, behind one server."""
+    pass_through = tuple(config.pass_through)
+    calls = {pool.name: get_engine(pool.engine).abort for pool in config.pools}
+    aborts = {pool: call for pool, call in calls.items() if call is not None}
+
+    def delivery(outbox: Outbox) -> DeliverySession:
+        return DeliverySession(arrivals, outbox, pass_through, mint_request_id, metrics.note_chunk)
+
+    return GrpcServer(
+        delivery=delivery,
+        attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts),
+        access_log=lambda: AccessLogSession(exchanges),
+        discovery=lambda outbox, dialect: AdsSession(hub, outbox, dialect),
+        authz=Authz(exchanges, journal),
+        observer=observer,
+        max_request_bytes=config.limits.max_request_bytes,
+    )
+
+
+async def start_grpc(server: GrpcServer, sidecar: Sidecar) -> int:
+    """Listen for Envoy, and return the port; the socket's directory is made when it is missing, for us alone.
+
+    Raises:
+        CannotListen: the place is taken, or closed to this user.
+    """
+    socket = sidecar.socket
+    try:
+        if socket is not None:
+            Path(socket).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return await server.start(grpc_address(sidecar))
+    except OSError as error:
+        place = grpc_address(sidecar).removeprefix("unix:")
+        # gRPC keeps the reason to its own log.
+        asked = "is it taken?" if socket is None else "is it taken, or closed to this user?"
+        why = error.strerror or asked
+        raise CannotListen(f"sidecar: cannot listen at {place}: {why}") from error
+
+
+async def start_operations(server: OpsServer, operations: Operations) -> int:
+    """Listen for people and programs, and return the port.
+
+    Raises:
+        CannotListen: the port is taken, or the address is not this host's.
+    """
+    try:
+        return await server.start(operations.address, operations.port)
+    except OSError as error:
+        place, why = f"{operations.address}:{operations.port}", os.strerror(error.errno or 0)
+        raise CannotListen(f"operations: cannot listen at {place}: {why}") from error
+
+
+def mint_request_id() -> str:
+    """A request id for a client that sent none that can be used."""
+    return secrets.token_hex(16)
+
+
+def grpc_address(sidecar: Sidecar) -> str:
+    """Where the gRPC server listens, in gRPC's notation."""
+    if sidecar.socket is not None:
+        return f"unix:{sidecar.socket}"
+    host = f"[{sidecar.address}]" if ":" in str(sidecar.address) else sidecar.address
+    return f"{host}:{sidecar.port}"

@@ -1,0 +1,63 @@
+"""The exchanges' part of the composition: from configuration to what they decide with and write to.
+
+Belongs to the composition layer, beside `app`.
+"""
+
+from collections.abc import Sequence
+
+from envoy_ext.adapters.journal_memory import MemoryJournal
+from envoy_ext.adapters.journal_sqlite import SqliteJournal
+from envoy_ext.config import Admission, Config, Pool
+from envoy_ext.domain.admission_queue import QueuePolicy
+from envoy_ext.domain.exchange_shared import ExchangePolicy
+from envoy_ext.domain.lease import LeasePolicy
+from envoy_ext.domain.retry import FailoverPolicy
+from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
+from envoy_ext.ports import Journal
+from envoy_ext.services.admission import PoolDirectory
+
+
+def build_policy(config: Config) -> ExchangePolicy:
+    """The part of the configuration that the core decides with."""
+    before = config.on_upstream_failure.before_first_delta
+    failover = FailoverPolicy(
+        replay=before.action == "retry_prefill_on_healthy_replica" and before.max_attempts > 1,
+        max_attempts=before.max_attempts,
+        max_replay_prompt_tokens=before.max_replay_prompt_tokens,
+        max_replay_delay_s=before.max_replay_delay,
+        fence_s=config.lease.ttl + config.lease.margin,
+    )
+    return ExchangePolicy(
+        failover=failover,
+        max_event_bytes=config.limits.max_sse_event_bytes,
+        client_stall_s=config.limits.client_write_stall,
+        lease=LeasePolicy(config.lease.ttl, config.lease.renew, config.lease.margin),
+    )
+
+
+def build_queue_policy(admission: Admission) -> QueuePolicy:
+    """`admission`, as a pool's queue takes it."""
+    named = [
+        TrafficClass(
+            name=name,
+            weight=one.weight,
+            priority=one.priority,
+            max_wait_s=admission.max_wait if one.max_wait is None else one.max_wait,
+        )
+        for name, one in admission.classes.items()
+    ]
+    return QueuePolicy(admission.queue, TrafficClasses(named, admission.max_wait))
+
+
+def build_directory(pools: Sequence[Pool]) -> PoolDirectory:
+    """Which pool serves which model."""
+    models = {model: pool.name for pool in pools for model in pool.models}
+    return PoolDirectory(models, tuple(pool.name for pool in pools))
+
+
+async def open_journal(config: Config) -> Journal:
+    """The journal that the configuration names."""
+    if config.journal.store == "memory":
+        return MemoryJournal()
+    journal = config.journal
+    return await SqliteJournal.open(journal.path, journal.synchronous, shared=journal.shared)

@@ -1,0 +1,8 @@
+"""What runs inside a replica: it holds the lease of each attempt, and stops what may act no more.
+
+It imports the domain and nothing else of the package, so that it can live in an engine's process.
+"""
+
+from envoy_ext.worker.middleware import LeaseMiddleware
+
+__all__ = ["LeaseMiddleware"]

@@ -1,0 +1,230 @@
+"""What the rendering takes from the configuration, and what Envoy itself says to each variant of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envoy_ext.adapters.envoy_process import find_envoy, validate_bootstrap
+from envoy_ext.bootstrap.render import render_bootstrap, render_bootstrap_yaml
+from envoy_ext.config import parse_config
+from envoy_ext.domain import names
+
+POOL: dict[str, Any] = {
+    "name": "chat",
+    "models": ["m"],
+    "replicas": [{"id": "a", "url": "http://10.0.0.11:8000"}, {"id": "b", "url": "http://[::1]:8001"}],
+}
+STATIC: dict[str, Any] = {"envoy": {"endpoints": "static"}}
+NAMED: dict[str, Any] = {
+    "pools": [{**POOL, "replicas": [{"url": "http://replica-0.replicas:8000"}, {"url": "http://10.0.0.1"}]}]
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "replicas in the bootstrap": STATIC,
+    "names in the bootstrap": STATIC | NAMED,
+    "sidecar over tcp": {"sidecar": {"address": "127.0.0.1", "port": 9903}},
+    "sidecar over tcp6": {"sidecar": {"address": "::1", "port": 9903}},
+    "no admin port": {"envoy": {"admin": None}},
+    "one attempt": {"on_upstream_failure": {"before_first_delta": {"max_attempts": 1}}},
+    "no replays": {"on_upstream_failure": {"before_first_delta": {"action": "fail"}}},
+    "five attempts": {"on_upstream_failure": {"before_first_delta": {"max_attempts": 5}}},
+    "no retry budget": {"retry_budget": {"percent": 0, "min_concurrency": 0}},
+    "smallest body": {"limits": {"max_request_bytes": "1KiB", "client_write_stall": "1ms"}},
+    "largest body": {"limits": {"max_request_bytes": "1GiB", "client_write_stall": "24h"}},
+    "names for replicas": NAMED,
+    "two pools": {
+        "pools": [POOL, {"name": "code", "models": ["n"], "replicas": [{"url": "http://10.0.0.13:8000"}]}]
+    },
+}
+
+
+def render(sections: dict[str, Any]) -> dict[str, Any]:
+    return render_bootstrap(parse_config({"pools": [POOL], **sections}, "test"))
+
+
+def find_listener(bootstrap: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in bootstrap["static_resources"]["listeners"] if one["name"] == name)
+
+
+def find_manager(bootstrap: dict[str, Any], name: str) -> dict[str, Any]:
+    listener = find_listener(bootstrap, name)
+    manager: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return manager
+
+
+def find_cluster(bootstrap: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in bootstrap["static_resources"]["clusters"] if one["name"] == name)
+
+
+def find_ingress_route(bootstrap: dict[str, Any]) -> dict[str, Any]:
+    manager = find_manager(bootstrap, names.LISTENER_INGRESS)
+    route: dict[str, Any] = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    return route
+
+
+@pytest.mark.with_envoy
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_envoy_accepts_the_rendering(variant: str, tmp_path: Path) -> None:
+    path = tmp_path / "envoy.json"
+    path.write_text(json.dumps(render(VARIANTS[variant])))
+    assert await validate_bootstrap(find_envoy(), path) is None
+
+
+@pytest.mark.with_envoy
+async def test_envoy_accepts_the_committed_bootstrap() -> None:
+    committed = Path(__file__).parents[2] / "envoy" / "bootstrap.yaml"
+    assert await validate_bootstrap(find_envoy(), committed) is None
+
+
+def test_the_text_and_the_data_are_the_same_bootstrap() -> None:
+    config = parse_config({"pools": [POOL]}, "test")
+    assert yaml.safe_load(render_bootstrap_yaml(config)) == render_bootstrap(config)
+
+
+@pytest.mark.parametrize("attempts", [2, 3, 10])
+def test_envoy_may_retry_once_less_than_attempts_are_allowed(attempts: int) -> None:
+    route = find_ingress_route(
+        render({"on_upstream_failure": {"before_first_delta": {"max_attempts": attempts}}})
+    )
+    assert route["retry_policy"]["num_retries"] == attempts - 1
+
+
+def test_the_replay_mark_is_the_only_thing_that_envoy_retries_on() -> None:
+    policy = find_ingress_route(render({}))["retry_policy"]
+    assert policy["retry_on"] == "retriable-headers"
+    assert policy["retriable_headers"] == [{"name": names.REPLAY, "present_match": True}]
+
+
+@pytest.mark.parametrize("variant", ["one attempt", "no replays"])
+def test_without_replays_there_is_no_retry_policy(variant: str) -> None:
+    assert "retry_policy" not in find_ingress_route(render(VARIANTS[variant]))
+
+
+def test_the_egress_hop_retries_nothing() -> None:
+    routes = find_manager(render({}), names.LISTENER_EGRESS)["route_config"]["virtual_hosts"][0]["routes"]
+    assert all("retry_policy" not in route["route"] for route in routes)
+
+
+def test_no_timeout_of_envoy_ends_a_long_answer() -> None:
+    bootstrap = render(VARIANTS["two pools"])
+    for listener in (names.LISTENER_INGRESS, names.LISTENER_EGRESS):
+        manager = find_manager(bootstrap, listener)
+        assert manager["stream_idle_timeout"] == "0s"
+        for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
+            assert (route["route"]["timeout"], route["route"]["idle_timeout"]) == ("0s", "0s")
+
+
+def test_each_pool_has_its_route_and_its_cluster() -> None:
+    bootstrap = render(VARIANTS["two pools"])
+    routes = find_manager(bootstrap, names.LISTENER_EGRESS)["route_config"]["virtual_hosts"][0]["routes"]
+    assert [
+        (route["match"]["headers"][0]["string_match"]["exact"], route["route"]["cluster"]) for route in routes
+    ] == [("chat", "pool_chat"), ("code", "pool_code")]
+    for cluster in (find_cluster(bootstrap, name) for name in ("pool_chat", "pool_code")):
+        assert (cluster["type"], "load_assignment" in cluster) == ("EDS", False)
+        assert cluster["eds_cluster_config"]["eds_config"]["ads"] == {}
+
+
+@pytest.mark.parametrize("endpoints", ["static", "xds"])
+def test_a_pool_never_panics(endpoints: str) -> None:
+    """Below its own threshold, half of them ready, Envoy sends work to those who must not have any."""
+    config = parse_config({**VARIANTS["two pools"], "envoy": {"endpoints": endpoints}}, "test")
+    clusters = render_bootstrap(config)["static_resources"]["clusters"]
+    pools = [one for one in clusters if one["name"].startswith(names.POOL_CLUSTER_PREFIX)]
+    assert len(pools) == 2
+    for pool in pools:
+        # Zero is what protobuf's JSON leaves out; the presence of the message is what sets it.
+        assert pool["common_lb_config"]["healthy_panic_threshold"].get("value", 0) == 0
+
+
+def test_an_endpoint_of_the_bootstrap_says_which_replica_it_is() -> None:
+    cluster = find_cluster(render(STATIC), "pool_chat")
+    assert cluster["type"] == "STATIC"
+    endpoints = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    addresses = [one["endpoint"]["address"]["socket_address"] for one in endpoints]
+    assert addresses == [
+        {"address": "10.0.0.11", "port_value": 8000},
+        {"address": "::1", "port_value": 8001},
+    ]
+    assert [one["metadata"]["filter_metadata"]["envoy_ext"]["replica"] for one in endpoints] == ["a", "b"]
+
+
+def test_one_host_name_in_the_bootstrap_makes_the_pools_cluster_resolve_names() -> None:
+    assert find_cluster(render(STATIC | NAMED), "pool_chat")["type"] == "STRICT_DNS"
+
+
+def test_the_retry_budget_stands_at_the_hop_and_nowhere_else() -> None:
+    bootstrap = render({"retry_budget": {"percent": 7.5, "min_concurrency": 2}})
+    budgets = {
+        cluster["name"]: cluster["circuit_breakers"]["thresholds"][0].get("retry_budget")
+        for cluster in bootstrap["static_resources"]["clusters"]
+    }
+    assert budgets == {
+        names.CLUSTER_SIDECAR: None,
+        names.CLUSTER_SIDECAR_LOGS: None,
+        names.CLUSTER_EGRESS: {"budget_percent": {"value": 7.5}, "min_retry_concurrency": 2},
+        "pool_chat": None,
+    }
+
+
+def test_the_hop_is_a_socket_that_only_its_owner_may_open() -> None:
+    bootstrap = render({"envoy": {"egress_socket": "/run/x/e.sock"}})
+    assert find_listener(bootstrap, names.LISTENER_EGRESS)["address"]["pipe"] == {
+        "path": "/run/x/e.sock",
+        "mode": 0o600,
+    }
+    endpoint = find_cluster(bootstrap, names.CLUSTER_EGRESS)["load_assignment"]["endpoints"][0][
+        "lb_endpoints"
+    ][0]
+    assert endpoint["endpoint"]["address"]["pipe"]["path"] == "/run/x/e.sock"
+
+
+def test_both_access_logs_send_every_entry_at_once() -> None:
+    bootstrap = render({})
+    for listener, log_name, headers in (
+        (names.LISTENER_INGRESS, names.LOG_EXCHANGES, [names.EXCHANGE]),
+        (names.LISTENER_EGRESS, names.LOG_ATTEMPTS, [names.EXCHANGE, names.ATTEMPT]),
+    ):
+        log = find_manager(bootstrap, listener)["access_log"][0]["typed_config"]
+        assert log["common_config"]["log_name"] == log_name
+        # Above 0, Envoy drops entries while the connection is full.
+        assert log["common_config"]["buffer_size_bytes"] == 0
+        service = log["common_config"]["grpc_service"]["envoy_grpc"]
+        assert service == {"cluster_name": names.CLUSTER_SIDECAR_LOGS}
+        assert log["additional_request_headers_to_log"] == headers
+
+
+def test_every_duration_and_size_of_the_configuration_arrives() -> None:
+    bootstrap = render(
+        {
+            "limits": {"max_request_bytes": "3MiB", "client_write_stall": "1.5s"},
+        }
+    )
+    listener = find_listener(bootstrap, names.LISTENER_INGRESS)
+    manager = find_manager(bootstrap, names.LISTENER_INGRESS)
+    assert manager["http_filters"][0]["typed_config"]["max_request_bytes"] == 3 << 20
+    assert manager["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"] >= 3 << 20
+    assert manager["stream_flush_timeout"] == "7.500s"
+    assert {option["description"]: int(option["int_value"]) for option in listener["socket_options"]} == {
+        "TCP_NOTSENT_LOWAT": 16 << 10,
+        "TCP_USER_TIMEOUT": 7500,
+    }
+    for name in (names.LISTENER_INGRESS, names.LISTENER_EGRESS):
+        told = find_manager(bootstrap, name)["access_log_options"]
+        assert told == {"access_log_flush_interval": "0.250s"}
+
+
+def test_attempts_are_told_of_often_enough_to_miss_a_request_that_nobody_confirms() -> None:
+    told = [
+        find_manager(render({}), name)["access_log_options"]["access_log_flush_interval"]
+        for name in (names.LISTENER_INGRESS, names.LISTENER_EGRESS)
+    ]
+    assert told == ["10s", "2s"]
+
+
+def test_without_an_admin_port_there_is_none() -> None:
+    assert "admin" not in render(VARIANTS["no admin port"])
+    assert render({})["admin"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9901}

@@ -1,0 +1,203 @@
+"""The services as the composition root puts them together, on a memory journal, for tests of adapters.
+
+The hops' ends are lists of what was sent to them.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+
+from envoy_ext.adapters.clock import SystemClock
+from envoy_ext.adapters.journal_memory import MemoryJournal
+from envoy_ext.domain import step
+from envoy_ext.domain.admission_queue import QueuePolicy
+from envoy_ext.domain.api import ApiFamily
+from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody, ResponseStarted
+from envoy_ext.domain.exchange_shared import ExchangePolicy
+from envoy_ext.domain.fingerprint import Fingerprint
+from envoy_ext.domain.fleet_view import ViewPolicy
+from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.readiness_policy import ReadinessPolicy
+from envoy_ext.domain.traffic_class import TrafficClasses
+from envoy_ext.ports import Clock, Connections, Journal, ReachProbe
+from envoy_ext.services.admission import Arrival, PoolDirectory
+from envoy_ext.services.arrivals import Arrivals, Delivery
+from envoy_ext.services.background import Background
+from envoy_ext.services.exchanges import Exchanges, Minting
+from envoy_ext.services.fences import Fences
+from envoy_ext.services.fleet import Fleet, FleetPool
+from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.queues import Queues
+from envoy_ext.services.rooms import Rooms
+from envoy_ext.services.seats import SeatKeeper
+from tests.support.journals import run_now
+from tests.support.members import list_members
+
+POOL = PoolName("chat")
+MODEL = "llama-3.1-8b"
+SSE = "text/event-stream"
+BODY = b'{"model": "llama-3.1-8b", "stream": true, "messages": []}'
+DELTA = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"},"finish_reason":null}]}\n\n'
+REST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+class Watcher:
+    """An observer that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.notes: list[step.Note] = []
+        self.bugs: list[BaseException] = []
+
+    def note(self, note: step.Note) -> None:
+        self.notes.append(note)
+
+    def note_bug(self, where: str, error: BaseException) -> None:
+        self.bugs.append(error)
+
+    def note_journal(self, seconds: float, failed: bool) -> None:
+        pass
+
+
+class Sent:
+    """A hop's end: what the sidecar sent there."""
+
+    def __init__(self) -> None:
+        self.replies: list[step.Reply] = []
+
+    def send(self, reply: step.Reply) -> None:
+        self.replies.append(reply)
+
+
+@dataclass
+class Sidecar:
+    """The services, and the words to play one exchange with them."""
+
+    policy: ExchangePolicy = field(default_factory=lambda: ExchangePolicy(settle_s=0.05))
+    journal: Journal = field(default_factory=MemoryJournal)
+    watcher: Watcher = field(default_factory=Watcher)
+    replicas: tuple[str, ...] = ("a", "b")
+    probe: ReachProbe | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    name: str = ""
+    """Part of its ids, where several share a journal."""
+    concurrency: int | None = None
+    """What each replica computes at once; None: nobody says, and nothing ever waits."""
+    queue_policy: QueuePolicy = field(default_factory=lambda: QueuePolicy(256, TrafficClasses(())))
+    connections: Connections | None = None
+
+    def __post_init__(self) -> None:
+        numbers = itertools.count(1)
+        clock = self.clock
+        pool = FleetPool(POOL, Fingerprint(POOL), ReadinessPolicy(), False, False, ViewPolicy())
+        fleet = Fleet([pool], clock, on_view=lambda view: None, on_change=lambda change: None)
+        list_members(fleet, POOL, self.replicas)
+        self.fleet = fleet
+        background = Background(self.watcher)
+        self.keeper = SeatKeeper(self.journal, clock, self.policy.lease, f"gw{self.name}")
+        run_now(self.keeper.take())
+        self.queues = Queues(
+            self.queue_policy,
+            [POOL],
+            rooms=Rooms(fleet, {POOL: self.concurrency}),
+            fleet=fleet,
+            clock=clock,
+            observer=self.watcher,
+        )
+        self.exchanges = Exchanges(
+            journal=self.journal,
+            clock=clock,
+            observer=self.watcher,
+            fleet=fleet,
+            policy=self.policy,
+            mint=Minting(
+                lambda: ExchangeId(f"exg_{self.name}{next(numbers)}"),
+                lambda: AttemptId(f"att_{self.name}{next(numbers)}"),
+            ),
+            background=background,
+            keeper=self.keeper,
+            queues=self.queues,
+            fences=None if self.probe is None else Fences(fleet.places, self.probe, clock),
+            connections=self.connections,
+        )
+        self.arrivals = Arrivals(
+            self.exchanges,
+            journal=self.journal,
+            observer=self.watcher,
+            fleet=fleet,
+            directory=PoolDirectory({MODEL: POOL}, (POOL,)),
+            failover=self.policy.failover,
+            mint_operation_id=lambda: OperationId(f"op_{self.name}{next(numbers)}"),
+            max_request_bytes=1 << 20,
+            background=background,
+            queues=self.queues,
+            clock=clock,
+        )
+
+    def build_arrival(
+        self,
+        *,
+        request_id: str = "req-1",
+        key: str | None = None,
+        family: ApiFamily = ApiFamily.CHAT,
+        caller: str = "",
+        deadline_s: float | None = None,
+        request_class: str | None = None,
+    ) -> Arrival:
+        return Arrival(
+            family=family,
+            path="/v1/chat/completions",
+            body=BODY,
+            content_encoding="",
+            request_id=request_id,
+            caller=caller,
+            idempotency_key=key,
+            deadline_s=deadline_s,
+            upstream_retry=False,
+            request_class=request_class,
+        )
+
+    async def settle(self) -> None:
+        """Until the appends under way are done and their replies sent."""
+        await self.exchanges.aclose()
+
+    async def operation(self, request_id: str = "req-1") -> Operation:
+        """What the journal knows of a request."""
+        await self.settle()
+        for operation in await self.journal.list_recent(100):
+            if operation.request_id == request_id:
+                return operation
+        raise AssertionError(f"no operation of {request_id}")
+
+
+@dataclass
+class Played:
+    """One exchange that an attempt has answered in part: `DELTA` is with the client."""
+
+    sidecar: Sidecar
+    delivery: Delivery
+    client: Sent
+    attempt: Sent
+    exchange_id: ExchangeId
+    attempt_id: AttemptId
+    live: LiveExchange
+
+
+async def play_until_delta(sidecar: Sidecar, replica: str = "a") -> Played:
+    """Admit a request, start an attempt, let its first delta through."""
+    client, hop = Sent(), Sent()
+    delivery = sidecar.arrivals.arrive(sidecar.build_arrival(), client)
+    await sidecar.settle()
+    (forward,) = client.replies
+    assert isinstance(forward, step.ForwardRequest)
+    joined = sidecar.exchanges.join(forward.exchange_id, hop)
+    assert joined is not None
+    live, attempt_id = joined
+    sidecar.exchanges.arrive_attempt(live, attempt_id)
+    await sidecar.settle()
+    live.receive(AttemptAnswered(attempt_id, 200, SSE, "", ReplicaId(replica), end=False))
+    live.receive(AttemptBody(attempt_id, DELTA, end=False))
+    await sidecar.settle()
+    assert isinstance(hop.replies[-1], step.ReleaseAttempt)
+    delivery.receive(ResponseStarted(200, SSE, "", replay_mark=False, refusal=None, end=False))
+    delivery.receive(ResponseBody(DELTA, end=False))
+    return Played(sidecar, delivery, client, hop, forward.exchange_id, attempt_id, live)
