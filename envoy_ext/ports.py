@@ -8,11 +8,13 @@ from typing import Protocol
 from envoy_ext.domain.discovery import Told
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.domain.sample import Sample, ScrapeFailure, ScrapeTarget
 from envoy_ext.domain.silent_loss import Confirmation
 from envoy_ext.domain.step import AttemptReply, DeliveryReply, Note
+from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
 
 
 class Clock(Protocol):
@@ -56,12 +58,19 @@ class Journal(Protocol):
             NotOwner: it was begun already, and another gateway has taken it over since.
         """
 
-    async def append(self, records: Sequence[Record], token: FencingToken) -> None:
+    async def append(
+        self, records: Sequence[Record], token: FencingToken, answer: KeptAnswer | None = None
+    ) -> None:
         """Write records of one operation, in order, in the name of the owner with this token.
+
+        `answer` is kept with the operation in the same step; the first one stays.
 
         Raises:
             NotOwner: the operation has another token, or has not begun.
         """
+
+    async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
+        """The answer kept with an operation; None where there is none."""
 
     async def take_over(
         self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float
@@ -106,6 +115,38 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Flush what was accepted and release the store; later calls raise `JournalUnavailable`."""
+
+
+class ToolLedger(Protocol):
+    """The tool calls of operations, in the store of the journal: a call is looked up against both.
+
+    Atomicity, order, durability and failure are as with `Journal`.
+    """
+
+    async def begin_call(self, wanted: NewCall) -> Claim:
+        """Let a call through, or answer it from the ledger, or refuse it: `domain.tool_calls.decide_claim`.
+
+        The ledger is that of the wanted call's operation. An operation that is not known, or whose attempt
+        may begin no calls (`may_begin_calls`), is refused as `CallRefusal.FENCED`; nothing comes between
+        that look and the write. A refusal writes nothing.
+        """
+
+    async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
+        """Write what became of a call, and keep its result with it: `domain.tool_calls.end_call`.
+
+        Whether it counted: a call that has an end by now, or another maker, or is not there, stays as it is.
+        Needs no running operation: what a call did is worth knowing also when its attempt has ended.
+        """
+
+    async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
+        """Every call of a ledger, in the order in which they were first begun."""
+
+    async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
+        """The result of a call whose state is `recorded`; None for every other one."""
+
+
+class Store(Journal, ToolLedger, Protocol):
+    """What a store is."""
 
 
 class Observer(Protocol):

@@ -43,6 +43,8 @@ _KINDS: Final[dict[type[Record], str]] = {
     AttemptEnded: "attempt_ended",
     OperationEnded: "operation_ended",
 }
+_LATER_FIELDS: Final = ("ledger_id",)
+"""Left out where they say nothing: a record then is as releases before them wrote and read it."""
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
@@ -58,6 +60,9 @@ def read_kind(record: Record) -> str:
 def encode_record(record: Record) -> str:
     """The record as one line of ASCII JSON. A number that JSON has no word for raises ValueError."""
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    for name in _LATER_FIELDS:
+        if name in fields and fields[name] is None:
+            del fields[name]
     envelope = {"v": VERSION, "kind": read_kind(record), **fields}
     return json.dumps(envelope, separators=(",", ":"), allow_nan=False)
 
@@ -103,6 +108,10 @@ class _Fields:
     def is_null(self, name: str) -> bool:
         """Whether the field is there and null; a missing field is a fault found by its reader."""
         return name in self._values and self._values[name] is None
+
+    def is_absent(self, name: str) -> bool:
+        """Whether the field is null, or not there: as in records of releases that did not know it."""
+        return self._values.get(name) is None
 
     def text(self, name: str) -> str:
         value = self._value(name, "a string")
@@ -174,6 +183,7 @@ def _read_operation_begun(fields: _Fields) -> OperationBegun:
         body_bytes=fields.count("body_bytes"),
         prompt_tokens_estimate=fields.count("prompt_tokens_estimate"),
         max_attempts=fields.count("max_attempts"),
+        ledger_id=None if fields.is_absent("ledger_id") else OperationId(fields.text("ledger_id")),
     )
 
 

@@ -7,13 +7,26 @@ from typing import Final
 from envoy_ext.adapters.journal_codec import encode_record
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation, apply_record
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, OwnershipTaken, Record, find_operation
+from envoy_ext.domain.tool_calls import (
+    CallEnd,
+    CallId,
+    CallRefusal,
+    CallRefused,
+    Claim,
+    NewCall,
+    ToolCall,
+    decide_claim,
+    end_call,
+    may_begin_calls,
+)
 
 
 class MemoryJournal:
-    """`ports.Journal` for tests and for people who want no file.
+    """`ports.Store` for tests and for people who want no file.
 
     Grows with every operation and never forgets. To be used from one event loop; nothing here
     waits, so a call cannot be interrupted half way. Several gateways share one only within a process,
@@ -30,6 +43,10 @@ class MemoryJournal:
         self._operations: dict[OperationId, Operation] = {}
         """In the order in which they began."""
         self._by_key: dict[tuple[str, str, str], OperationId] = {}
+        self._answers: dict[OperationId, KeptAnswer] = {}
+        self._calls: dict[OperationId, dict[CallId, ToolCall]] = {}
+        """By ledger; each in the order in which its calls were first begun."""
+        self._results: dict[tuple[OperationId, CallId], KeptAnswer] = {}
         self._seats: dict[SeatId, int] = {}
         self._seat_numbers = itertools.count(1)
 
@@ -58,7 +75,9 @@ class MemoryJournal:
             self._by_key[key] = begun.operation_id
         return None
 
-    async def append(self, records: Sequence[Record], token: FencingToken) -> None:
+    async def append(
+        self, records: Sequence[Record], token: FencingToken, answer: KeptAnswer | None = None
+    ) -> None:
         self._refuse_when_closed()
         operation_id = find_operation(records)
         if operation_id is None:
@@ -67,6 +86,41 @@ class MemoryJournal:
         if known is None or known.token != token:
             raise NotOwner(f"{operation_id} belongs to another gateway, or to none")
         self._keep(records)
+        if answer is not None:
+            self._answers.setdefault(operation_id, answer)
+
+    async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
+        self._refuse_when_closed()
+        return self._answers.get(operation_id)
+
+    async def begin_call(self, wanted: NewCall) -> Claim:
+        self._refuse_when_closed()
+        operation = self._operations.get(wanted.operation_id)
+        if operation is None or not may_begin_calls(operation, wanted.attempt_id):
+            return CallRefused(CallRefusal.FENCED)
+        calls = self._calls.setdefault(operation.ledger_id, {})
+        claim = decide_claim(operation.ledger_id, tuple(calls.values()), wanted)
+        if not isinstance(claim, CallRefused):
+            calls[claim.call.call_id] = claim.call
+        return claim
+
+    async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
+        self._refuse_when_closed()
+        call = self._calls.get(ledger_id, {}).get(end.call_id)
+        if call is None or (ended := end_call(call, end)) == call:
+            return False
+        self._calls[ledger_id][end.call_id] = ended
+        if result is not None:
+            self._results[ledger_id, end.call_id] = result
+        return True
+
+    async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
+        self._refuse_when_closed()
+        return tuple(self._calls.get(ledger_id, {}).values())
+
+    async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
+        self._refuse_when_closed()
+        return self._results.get((ledger_id, call_id))
 
     async def take_over(
         self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from envoy_ext.adapters import journal_sqlite_codec as codec
+from envoy_ext.adapters import journal_sqlite_ledger as ledger
 from envoy_ext.adapters import journal_sqlite_owners as owners
 from envoy_ext.adapters.journal_codec import encode_record
 from envoy_ext.adapters.journal_sqlite_file import (
@@ -32,8 +33,10 @@ from envoy_ext.adapters.journal_sqlite_file import (
 from envoy_ext.adapters.journal_sqlite_writer import Writer
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record, find_operation
+from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
 
 _GUARANTEES: Final[dict[Synchronous, frozenset[str]]] = {
     # https://www.sqlite.org/pragma.html#pragma_synchronous: in WAL mode NORMAL syncs at checkpoints
@@ -81,6 +84,15 @@ class _Reads:
                 yield operation
             after = page[-1][0]
 
+    async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
+        return await self._read(partial(ledger.read_answer, of=operation_id, name=ledger.OWN_ANSWER))
+
+    async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
+        return await self._read(partial(ledger.read_calls, ledger_id=ledger_id))
+
+    async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
+        return await self._read(partial(ledger.read_result, ledger_id=ledger_id, call_id=call_id))
+
     async def close(self) -> None:
         """Flush what was accepted and release the file; goes on to the end even when cancelled."""
         if self._closing is None:
@@ -122,7 +134,7 @@ class SqliteJournalReader(_Reads):
 
 
 class SqliteJournal(_Reads):
-    """`ports.Journal` on one SQLite file that this process owns, or shares with others on its machine.
+    """`ports.Store` on one SQLite file that this process owns, or shares with others on its machine.
 
     To be used from the event loop it was opened in. A call that is cancelled while it waits is
     done all the same: what it records may already have happened. A call is within one
@@ -186,13 +198,25 @@ class SqliteJournal(_Reads):
         encode_record(begun)  # what cannot be written is the caller's mistake, and not the file's
         return await self._writer.submit(partial(owners.begin, begun=begun, owner=owner, after=after))
 
-    async def append(self, records: Sequence[Record], token: FencingToken) -> None:
+    async def append(
+        self, records: Sequence[Record], token: FencingToken, answer: KeptAnswer | None = None
+    ) -> None:
         self._refuse_when_closed()
         operation_id = find_operation(records)
         if operation_id is None:
             return
         rows = [(record, encode_record(record)) for record in records]
-        await self._writer.submit(partial(owners.append, operation_id=operation_id, rows=rows, token=token))
+        work = partial(owners.append, operation_id=operation_id, rows=rows, token=token, answer=answer)
+        await self._writer.submit(work)
+
+    async def begin_call(self, wanted: NewCall) -> Claim:
+        self._refuse_when_closed()
+        return await self._writer.submit(partial(ledger.begin_call, wanted=wanted))
+
+    async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
+        self._refuse_when_closed()
+        work = partial(ledger.write_end, ledger_id=ledger_id, end=end, result=result)
+        return await self._writer.submit(work)
 
     async def take_over(
         self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float

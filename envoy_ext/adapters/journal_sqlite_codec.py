@@ -16,8 +16,8 @@ from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.operation import Operation, build_operation
 from envoy_ext.domain.records import OperationBegun, OperationEnded, Record
 
-SCHEMA_VERSION: Final = 2
-"""2 knows who owns an operation."""
+SCHEMA_VERSION: Final = 3
+"""2 knows who owns an operation; 3 keeps answers and the tool ledger."""
 APPLICATION_ID: Final = 0x656E766A
 """`envj` in the file's header: keeps us from writing into some other program's database."""
 
@@ -39,6 +39,12 @@ _STEPS: Final = {
         "ALTER TABLE operations ADD COLUMN token INTEGER NOT NULL DEFAULT 0",
         "CREATE TABLE seats (number INTEGER PRIMARY KEY AUTOINCREMENT, seat TEXT UNIQUE,"
         " beat INTEGER NOT NULL)",
+    ),
+    2: (
+        "CREATE TABLE answers (operation_id TEXT NOT NULL, name TEXT NOT NULL, status INTEGER NOT NULL,"
+        " headers TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (operation_id, name))",
+        "CREATE TABLE tool_calls (seq INTEGER PRIMARY KEY, ledger_id TEXT NOT NULL, call_id TEXT NOT NULL,"
+        " body TEXT NOT NULL, UNIQUE (ledger_id, call_id))",
     ),
 }
 """From each version to the next."""

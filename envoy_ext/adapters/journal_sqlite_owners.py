@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from envoy_ext.adapters import journal_sqlite_codec as codec
+from envoy_ext.adapters import journal_sqlite_ledger as ledger
 from envoy_ext.adapters.journal_codec import encode_record
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, OwnershipTaken, Record
@@ -48,6 +50,7 @@ def append(
     operation_id: OperationId,
     rows: Sequence[tuple[Record, str]],
     token: FencingToken,
+    answer: KeptAnswer | None,
 ) -> None:
     """`ports.Journal.append`, of records that are encoded already."""
     owned = connection.execute(_OWNED, (codec.build_column(operation_id),)).fetchone()
@@ -55,6 +58,8 @@ def append(
         raise NotOwner(f"{operation_id} belongs to another gateway, or to none")
     for record, body in rows:
         codec.insert_record(connection, record, body)
+    if answer is not None:
+        ledger.keep_answer(connection, operation_id, ledger.OWN_ANSWER, answer)
 
 
 def take_over(

@@ -72,6 +72,8 @@ class Operation:
     prompt_tokens_estimate: int
     max_attempts: int
     created_at: float
+    ledger_id: OperationId
+    """Whose ledger its tool calls stand in: its own id, or that of the operation which it runs again."""
     owner: SeatId | None = None
     """None for an operation of a release that kept no owners."""
     token: FencingToken = NO_TOKEN
@@ -179,6 +181,7 @@ def _begin(record: OperationBegun) -> Operation:
         prompt_tokens_estimate=record.prompt_tokens_estimate,
         max_attempts=record.max_attempts,
         created_at=record.at,
+        ledger_id=record.operation_id if record.ledger_id is None else record.ledger_id,
     )
 
 

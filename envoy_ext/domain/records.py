@@ -42,6 +42,9 @@ class OperationBegun:
     body_bytes: int
     prompt_tokens_estimate: int
     max_attempts: int
+    ledger_id: OperationId | None = None
+    """Whose ledger its tool calls stand in; None: its own. That of the operation which it runs again, for a
+    client's repeat under the same key."""
 
 
 @dataclass(frozen=True, slots=True)

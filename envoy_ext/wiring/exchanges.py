@@ -13,7 +13,7 @@ from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
-from envoy_ext.ports import Journal
+from envoy_ext.ports import Store
 from envoy_ext.services.admission import PoolDirectory
 
 
@@ -55,7 +55,7 @@ def build_directory(pools: Sequence[Pool]) -> PoolDirectory:
     return PoolDirectory(models, tuple(pool.name for pool in pools))
 
 
-async def open_journal(config: Config) -> Journal:
+async def open_journal(config: Config) -> Store:
     """The journal that the configuration names."""
     if config.journal.store == "memory":
         return MemoryJournal()

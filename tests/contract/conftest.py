@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from envoy_ext import ports
 from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
-from envoy_ext.ports import Journal
 
 
 @dataclass
@@ -19,10 +19,10 @@ class Store:
     survives_process_death: bool
     shared: bool
     """Whether several may have it open, as gateways that share it do."""
-    _open: Callable[[], Awaitable[Journal]]
-    _opened: list[Journal] = field(default_factory=list)
+    _open: Callable[[], Awaitable[ports.Store]]
+    _opened: list[ports.Store] = field(default_factory=list)
 
-    async def open(self) -> Journal:
+    async def open(self) -> ports.Store:
         journal = await self._open()
         self._opened.append(journal)
         return journal
@@ -37,7 +37,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     path = tmp_path / "journal.db"
     in_memory = MemoryJournal(exclusive=False)
 
-    async def open_memory() -> Journal:
+    async def open_memory() -> ports.Store:
         return in_memory
 
     stores = {
@@ -52,5 +52,5 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.fixture
-async def journal(store: Store) -> Journal:
+async def journal(store: Store) -> ports.Store:
     return await store.open()

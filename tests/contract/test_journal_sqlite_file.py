@@ -159,13 +159,13 @@ async def test_a_reader_says_that_there_is_no_journal_or_nothing_in_it(path: Pat
 async def test_a_later_schema_is_refused_and_left_as_it_is(path: Path, opener: type) -> None:
     await make_journal(path)
     other = sqlite3.connect(path)
-    other.execute("PRAGMA user_version = 3")
+    other.execute("PRAGMA user_version = 4")
     other.close()
     said = await refusal(path, opener)
-    assert "schema 3, this program knows up to 2" in said
+    assert "schema 4, this program knows up to 3" in said
     assert str(path) in said
     other = sqlite3.connect(path)
-    assert other.execute("PRAGMA user_version").fetchone() == (3,)
+    assert other.execute("PRAGMA user_version").fetchone() == (4,)
     other.close()
 
 

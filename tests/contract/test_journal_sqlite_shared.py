@@ -8,6 +8,7 @@ import pytest
 
 from envoy_ext.adapters.journal_codec import encode_record, read_kind
 from envoy_ext.adapters.journal_sqlite import SqliteJournal, SqliteJournalReader
+from envoy_ext.adapters.journal_sqlite_codec import SCHEMA_VERSION
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner
 from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.operation import NO_TOKEN
@@ -77,7 +78,7 @@ async def test_a_journal_of_the_release_before_is_taken_on_with_all_that_is_in_i
 ) -> None:
     write_version_1(path)
     journal = await SqliteJournal.open(path, shared=shared)
-    assert read_version(path) == 2
+    assert read_version(path) == SCHEMA_VERSION
     assert await journal.get(OperationId("op_1")) == fold(*OLD[:5])
     assert await journal.find_by_key("caller-hash", "/v1/chat/completions", "key") == fold(*OLD[:5])
     (orphan,) = [operation async for operation in journal.orphaned()]
@@ -100,7 +101,7 @@ async def test_a_journal_of_the_release_before_is_taken_on_with_all_that_is_in_i
 async def test_several_may_take_an_old_file_on_at_once(path: Path) -> None:
     write_version_1(path)
     journals = await asyncio.gather(*(SqliteJournal.open(path, shared=True) for _ in range(4)))
-    assert read_version(path) == 2
+    assert read_version(path) == SCHEMA_VERSION
     for journal in journals:
         assert await journal.get(OperationId("op_1")) == fold(*OLD[:5])
         await journal.close()

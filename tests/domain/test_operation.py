@@ -36,7 +36,7 @@ def test_an_attempt_that_starts_moves_it_to_prefill_and_never_back_there() -> No
 
 
 def test_a_begun_operation_keeps_everything_its_record_holds() -> None:
-    record = begun(key_hash="key-hash", model=None, stream=False)
+    record = begun(key_hash="key-hash", model=None, stream=False, ledger_id="op_0")
     operation = fold(record)
     kept = {"created_at": record.at}
     kept |= {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "at"}
