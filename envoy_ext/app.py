@@ -171,6 +171,7 @@ class App:
             self.clock,
             listeners=[fleet.change_members, watcher.change_members],
             on_told=metrics.note_discovery,
+            on_bug=observer.note_bug,
         )
         self._run(discovery.run(), observer)
         await discovery.wait_told(FIRST_LIST_S)

@@ -1,13 +1,15 @@
 """Follows where each pool's replicas are listed, and tells the fleet who came and who went.
 
-A source that fails changes nothing: the last list stands, and the state says so.
+A source that fails changes nothing: the last list stands, and the state says so. One that ends by a bug
+of ours is followed anew, and takes no other pool's with it.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from envoy_ext.domain.discovery import (
     Listing,
@@ -22,6 +24,10 @@ from envoy_ext.domain.ids import PoolName
 from envoy_ext.ports import Clock, DiscoverySource
 
 log = logging.getLogger("envoy_ext")
+
+FOLLOW_AGAIN_S: Final = 5.0
+"""After a bug ended the following of one source."""
+BROKEN: Final = ListingFailed("bug", "following the source ended by a bug; it is followed anew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,12 @@ class Discovery:
         clock: Clock,
         listeners: Sequence[Callable[[PoolName, MemberChanges], None]],
         on_told: Callable[[PoolName, bool], None] = lambda pool, listed: None,
+        on_bug: Callable[[str, BaseException], None] = lambda where, error: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`on_told` hears whenever a source told something, and whether that was a list."""
+        self._on_bug = on_bug
+        self._sleep = sleep
         self._sources = sources
         self._clock = clock
         self._listeners = listeners
@@ -73,10 +83,18 @@ class Discovery:
                     await told.wait()
 
     async def _follow(self, pool: PoolName, source: DiscoverySource) -> None:
-        async with contextlib.aclosing(source.follow()) as following:
-            async for told in following:
-                self._take(pool, told)
+        while True:
+            try:
+                async with contextlib.aclosing(source.follow()) as following:
+                    async for told in following:
+                        self._take(pool, told)
+                        self._told[pool].set()
+            except Exception as bug:
+                # Whatever it was: the last list stands, and the other pools' sources go on.
+                self._on_bug(f"following the replicas of {pool}", bug)
+                self._take(pool, BROKEN)
                 self._told[pool].set()
+            await self._sleep(FOLLOW_AGAIN_S)
 
     def _take(self, pool: PoolName, told: Told) -> None:
         before = self._states[pool]

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from envoy_ext.domain.discovery import Listing, ListingFailed, MemberChanges, Told
 from envoy_ext.domain.ids import PoolName
-from envoy_ext.services.discovery import Discovery
+from envoy_ext.services.discovery import BROKEN, FOLLOW_AGAIN_S, Discovery
 from tests.support.clock import ManualClock
 from tests.support.members import member
 
@@ -17,13 +17,17 @@ class Source:
     """Tells what a test puts in."""
 
     def __init__(self) -> None:
-        self.told: asyncio.Queue[Told] = asyncio.Queue()
+        self.told: asyncio.Queue[Told | Exception] = asyncio.Queue()
         self.closed = False
 
     async def follow(self) -> AsyncGenerator[Told, None]:
         try:
             while True:
-                yield await self.told.get()
+                told = await self.told.get()
+                if isinstance(told, Exception):
+                    self.told.task_done()
+                    raise told
+                yield told
                 self.told.task_done()
         finally:
             self.closed = True
@@ -37,12 +41,21 @@ class Played:
         self.clock = ManualClock()
         self.changes: list[tuple[PoolName, MemberChanges]] = []
         self.up: dict[PoolName, bool] = {}
+        self.bugs: list[tuple[str, BaseException]] = []
+        self.pauses: list[float] = []
+        self.resumed = asyncio.Event()
         self.discovery = Discovery(
             self.sources,
             self.clock,
             listeners=[lambda pool, changes: self.changes.append((pool, changes))],
             on_told=self.up.__setitem__,
+            on_bug=lambda where, bug: self.bugs.append((where, bug)),
+            sleep=self._pause,
         )
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await self.resumed.wait()
 
     async def __aenter__(self) -> "Played":
         self._task = asyncio.create_task(self.discovery.run())
@@ -53,7 +66,7 @@ class Played:
         await asyncio.gather(self._task, return_exceptions=True)
         assert all(source.closed for source in self.sources.values())
 
-    async def tell(self, told: Told, pool: PoolName = CHAT) -> None:
+    async def tell(self, told: Told | Exception, pool: PoolName = CHAT) -> None:
         self.sources[pool].told.put_nowait(told)
         await self.sources[pool].told.join()
 
@@ -118,3 +131,19 @@ async def test_one_id_in_two_pools_is_two_replicas_that_can_be_told_apart() -> N
         (["vllm-0"], []),
         ([], ["embed:vllm-0", "vllm-1"]),
     ]
+
+
+async def test_a_bug_in_one_source_is_told_and_the_source_is_followed_anew() -> None:
+    bug = ZeroDivisionError("ours")
+    async with Played() as played:
+        await played.tell(Listing((member("a"),)))
+        await played.tell(bug)
+        await played.tell(Listing((member("e"),)), EMBED)
+        assert played.bugs == [("following the replicas of chat", bug)]
+        assert played.pauses == [FOLLOW_AGAIN_S], "not at once: it may end so each time"
+        assert played.discovery.read_state(CHAT).failure == BROKEN
+        assert played.up == {CHAT: False, EMBED: True}
+        played.resumed.set()
+        await played.tell(Listing((member("a"), member("b"))))
+        assert played.discovery.read_state(CHAT).failure is None
+    assert played.names() == [(["a"], []), (["e"], []), (["b"], [])], "the last list stood meanwhile"
