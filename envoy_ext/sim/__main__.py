@@ -32,6 +32,9 @@ def read_options(argv: Sequence[str] | None = None) -> SimOptions:
     parser.add_argument("--root", default=defaults.root, help="the path or hub name of its weights")
     parser.add_argument("--cache-dtype", default=defaults.cache_dtype)
     parser.add_argument("--adapter", action="append", help="a LoRA adapter's name; may be repeated")
+    parser.add_argument("--seed", default=defaults.seed, help="what its text is drawn from")
+    parser.add_argument("--revision", default=defaults.revision, help="of its weights")
+    parser.add_argument("--event-log", default=defaults.event_log, help="a file for what it does")
     given = vars(parser.parse_args(argv))
     models, adapters = given.pop("model"), given.pop("adapter")
     try:

@@ -1,5 +1,6 @@
 """One answer's content, the events that carry it, and how events become bytes."""
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Answer:
     """Embeddings only: the OpenAI client asks for base64 unless it is told otherwise."""
     fingerprint: bytes = b""
     """Embeddings only: a digest of the input, from which the vector is made."""
+    revision: str = ""
+    """Of the weights; "" where the replica's name stands for it."""
 
     @property
     def id(self) -> str:
@@ -45,7 +48,7 @@ class Answer:
 
     @property
     def system_fingerprint(self) -> str:
-        return f"sim-{self.replica}"
+        return self.revision or f"sim-{self.replica}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,15 @@ _TOKEN: Final = re.compile(r"([A-Za-z0-9_-]+)\.(\d+)\.(\d+) ~*")
 def token_text(replica: str, generation: int, index: int) -> str:
     """The text of one token; it names its origin, so that mixed text shows."""
     return f"{replica}.{generation}.{index} "
+
+
+_SYLLABLES: Final = tuple(consonant + vowel for consonant in "bdfgklmnprstvwz" for vowel in "aeiou")
+
+
+def seeded_text(seed: str, fingerprint: bytes, index: int) -> str:
+    """The text of one token that follows from a seed and a request's digest alone: it names nobody."""
+    digest = hashlib.blake2b(f"{seed}\n{index}\n".encode() + fingerprint, digest_size=3).digest()
+    return "".join(_SYLLABLES[byte % len(_SYLLABLES)] for byte in digest) + " "
 
 
 def read_text(text: str) -> tuple[TokenMark, ...]:

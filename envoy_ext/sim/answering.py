@@ -11,8 +11,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from envoy_ext.domain.names import OWN_PREFIX
-from envoy_ext.sim.answer import Answer, Finish, token_text
+from envoy_ext.sim.answer import Answer, Finish, seeded_text, token_text
 from envoy_ext.sim.control import FaultControl
+from envoy_ext.sim.event_log import EventLog, RequestLog
 from envoy_ext.sim.faults import (
     ATTEMPT_COUNT_HEADER,
     FAULT_HEADER,
@@ -41,6 +42,7 @@ class Answering:
     state: EngineState
     metrics: SimMetrics
     faults: FaultControl
+    log: EventLog
     die: Callable[[], None] | None
     """What a `:kill` fault calls; without it such a fault is refused."""
     _tasks: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
@@ -92,9 +94,12 @@ class Answering:
         record.fault = rule.text if rule is not None else None
         answer = self._compute_answer(call, body)
         record.generation = answer.generation
+        log = RequestLog(self.log, record)
+        log.start()
         player = Player(
             request=request,
             record=record,
+            log=log,
             state=self.state,
             metrics=self.metrics,
             pace=self._compute_pace(call, plan),
@@ -138,19 +143,25 @@ class Answering:
         capped = count < options.tokens
         if not issubclass(call.shape, StreamShape):
             count = 0  # embeddings are prefill and nothing more
-        generation = self.state.take_generation()
+        generation, fingerprint = self.state.take_generation(), hashlib.sha256(body).digest()
         return Answer(
             replica=options.name,
             generation=generation,
             created=int(time.time()),
             model=call.model,
-            tokens=tuple(token_text(options.name, generation, index) for index in range(count)),
+            tokens=tuple(
+                seeded_text(options.seed, fingerprint, index)
+                if options.seed
+                else token_text(options.name, generation, index)
+                for index in range(count)
+            ),
             finish=Finish.LENGTH if capped else Finish.STOP,
             prompt_tokens=call.prompt_tokens,
             include_usage=call.include_usage,
             continuous_usage=call.continuous_usage,
             base64=call.base64,
-            fingerprint=hashlib.sha256(body).digest(),
+            fingerprint=fingerprint,
+            revision=options.revision,
         )
 
     def _compute_pace(self, call: Call, plan: Plan) -> Pace:
@@ -165,6 +176,8 @@ class Answering:
         self.metrics.request_s.observe(time.time() - record.started_at)
 
     def _close(self, record: RequestRecord, ended: str) -> None:
+        if record.ended is None:
+            self.log.write(record, "end", ended=ended)
         self.state.close(record, ended, time.time())
 
 

@@ -20,6 +20,7 @@ from aiohttp import web
 from envoy_ext.sim.answer import error_object
 from envoy_ext.sim.answering import REPLICA_HEADER, Answering
 from envoy_ext.sim.control import FaultControl, LoadControl
+from envoy_ext.sim.event_log import EventLog
 from envoy_ext.sim.faults import FaultError
 from envoy_ext.sim.metrics import SimMetrics
 from envoy_ext.sim.options import SimOptions
@@ -56,7 +57,8 @@ class SimEngine:
         self._started_at = time.time()
         self._metrics = SimMetrics(options, self.state, self._started_at, self.load)
         self._runner: web.AppRunner | None = None
-        self._answering = Answering(options, self.state, self._metrics, self.faults, die)
+        self._log = EventLog(options.event_log, options.name)
+        self._answering = Answering(options, self.state, self._metrics, self.faults, self._log, die)
 
     @property
     def url(self) -> str:
@@ -65,6 +67,7 @@ class SimEngine:
 
     async def start(self) -> None:
         """Listen; afterwards `port` and `url` are true."""
+        self._log.open()
         # Bodies stay as they came (auto_decompress), so that their digest is the wire's.
         self._runner = web.AppRunner(
             self._build_app(), handler_cancellation=True, auto_decompress=False, access_log=None
@@ -82,6 +85,7 @@ class SimEngine:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        self._log.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

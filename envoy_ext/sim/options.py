@@ -38,6 +38,13 @@ class SimOptions:
     cache_dtype: str = "auto"
     adapters: tuple[str, ...] = ()
     """Names of LoRA adapters; requests may name them as a model."""
+    seed: str = ""
+    """What its text is drawn from, together with the request's body: replicas of one seed give one answer, as
+    replicas do that decode greedily. "" writes text that names the replica, the generation and the token."""
+    revision: str = ""
+    """Of its weights: the `system_fingerprint` of its answers; "" names the replica."""
+    event_log: str = ""
+    """The file that its `event_log` is appended to; "" keeps none."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

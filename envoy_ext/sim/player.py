@@ -14,6 +14,7 @@ from typing import Final, assert_never
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
+from envoy_ext.sim.event_log import RequestLog
 from envoy_ext.sim.metrics import SimMetrics
 from envoy_ext.sim.plan import How
 from envoy_ext.sim.script import Enter, Halt, Headers, Pause, Prefill, Step, Token, Write
@@ -46,6 +47,7 @@ class Player:
 
     request: web.Request
     record: RequestRecord
+    log: RequestLog
     state: EngineState
     metrics: SimMetrics
     pace: Pace
@@ -55,6 +57,7 @@ class Player:
     die: Callable[[], None]
     arrived_s: float
     """When the request came, on the event loop's clock."""
+    _tokens: int = field(init=False, default=0)
     _slot: Slot | None = field(init=False, default=None)
     _response: web.StreamResponse | None = field(init=False, default=None)
     _writer: AbstractStreamWriter | None = field(init=False, default=None)
@@ -101,6 +104,8 @@ class Player:
                 assert_never(step)
 
     def _count_token(self) -> None:
+        self.log.token(self._tokens)
+        self._tokens += 1
         self.metrics.generation_tokens.inc()
         self.metrics.iteration_tokens.observe(1)
         if self._slot is not None:
@@ -119,6 +124,7 @@ class Player:
 
     async def _write(self, step: Write) -> None:
         assert self._writer is not None, "a body before its headers"
+        self.log.chunk(step.data)
         await self._writer.write(step.data)
         await self._writer.drain()
         if step.deltas:
@@ -141,6 +147,7 @@ class Player:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
                 transport.abort()
             case How.KILL:
+                self.log.end("killed")
                 self.die()
             case _:
                 assert_never(how)
