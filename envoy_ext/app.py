@@ -31,7 +31,7 @@ from envoy_ext.observability.headroom import HeadroomMetric
 from envoy_ext.observability.logs import LoggingObserver
 from envoy_ext.observability.metrics import Metrics, MetricsObserver
 from envoy_ext.observability.observers import Observers
-from envoy_ext.ports import Journal
+from envoy_ext.ports import Journal, Trace
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.background import Background
 from envoy_ext.services.cancels import Cancels
@@ -78,8 +78,9 @@ LAST_WORDS_S = 2.0
 class App:
     """The sidecar. `start` once, `stop` once, on one event loop."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, trace: Trace | None = None) -> None:
         self.config = config
+        self._trace = trace
         self.health = HealthState()
         self.registry = CollectorRegistry()
         self.clock = SystemClock()
@@ -206,6 +207,7 @@ class App:
             queues=queues,
             fences=Fences(fleet.places, ConnectProbe(), self.clock),
             connections=self._socket_diag,
+            trace=self._trace,
         )
         arrivals = Arrivals(
             self._exchanges,

@@ -1,11 +1,12 @@
 """What the services need from outside, as Protocols; each says what its implementations promise."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from envoy_ext.domain.discovery import Told
+from envoy_ext.domain.events import Event
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
@@ -160,6 +161,31 @@ class Observer(Protocol):
 
     def note_journal(self, seconds: float, failed: bool) -> None:
         """One append took this long, or could not be done."""
+
+
+class TraceKind(StrEnum):
+    """What a line of a trace tells."""
+
+    EVENT = "event"
+    """This came."""
+    RECORDED = "recorded"
+    """This is in the journal: its append has returned."""
+    REPLY = "reply"
+    """This is about to be sent."""
+    NOTE = "note"
+    """This was reported."""
+
+
+class Trace(Protocol):
+    """Where single exchanges are followed, for drills. Never raises, never waits; there is none by itself."""
+
+    def add(
+        self,
+        operation_id: OperationId,
+        kind: TraceKind,
+        things: Iterable[Event | Record | DeliveryReply | AttemptReply | Note],
+    ) -> None:
+        """What came to an exchange, or followed from that, in the order in which it happened."""
 
 
 class DeliverySink(Protocol):

@@ -21,6 +21,7 @@ from envoy_ext.bootstrap.render import render_bootstrap, render_full_bootstrap
 from envoy_ext.config import Config
 from envoy_ext.domain import names
 from envoy_ext.domain.errors import CannotListen, ConfigError
+from envoy_ext.ports import Trace
 
 READY_S = 10.0
 """How long a start waits for replicas: it goes on without them, and requests are refused until they come."""
@@ -29,7 +30,7 @@ READY_S = 10.0
 class Stack:
     """A running gateway: `async with Stack(config, envoy) as stack`."""
 
-    def __init__(self, config: Config, envoy_binary: str) -> None:
+    def __init__(self, config: Config, envoy_binary: str, trace: Trace | None = None) -> None:
         if config.envoy.admin is None:
             # Whether Envoy is ready, and where it listens, is asked at its admin port.
             raise ConfigError(["envoy.admin: is needed here; give it an address and a port on loopback"])
@@ -37,7 +38,7 @@ class Stack:
         check_not_taken("envoy.admin", config.envoy.admin.address, config.envoy.admin.port)
         self.directory = Path(tempfile.mkdtemp(prefix="envoy-ext-"))
         self.config = config.with_sockets_in(str(self.directory))
-        self.app = App(self.config)
+        self.app = App(self.config, trace)
         self.envoy = EnvoyProcess(
             binary=envoy_binary,
             bootstrap=render_bootstrap(self.config),

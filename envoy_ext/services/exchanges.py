@@ -38,6 +38,7 @@ from envoy_ext.ports import (
     DeliverySink,
     Journal,
     Observer,
+    Trace,
 )
 from envoy_ext.services.admission import Admitted, Arrival
 from envoy_ext.services.background import Background
@@ -90,12 +91,14 @@ class Exchanges:
         queues: Queues,
         fences: Fences | None = None,
         connections: Connections | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._queues = queues
         self._keeper = keeper
         keeper.on_lost(self._end_all_of)
         self._fences = fences
         self._connections = connections
+        self._trace = trace
         self._journal = journal
         self._clock = clock
         self._observer = observer
@@ -142,6 +145,7 @@ class Exchanges:
             on_note=partial(self._note, identity, replicas),
             on_unrecorded=self._owed_ends.add,
             on_finished=self._forget,
+            trace=self._trace,
         )
         self._live[identity.exchange_id] = live
         self._request_keys[identity.exchange_id] = opening.key

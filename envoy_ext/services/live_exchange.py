@@ -13,7 +13,7 @@ happens any more, and the client is told.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -26,7 +26,7 @@ from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import AttemptEnded, AttemptStarted, OperationBegun, OperationEnded, Record
-from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Journal, Observer
+from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Journal, Observer, Trace, TraceKind
 
 RETRY_AFTER_S = (1, 3)
 """Retry-After is spread over these seconds, so that refused clients do not come back as one."""
@@ -50,6 +50,7 @@ class LiveExchange:
         on_note: Callable[[step.Note], None],
         on_unrecorded: Callable[[tuple[Record, ...]], None],
         on_finished: Callable[["LiveExchange"], None],
+        trace: Trace | None = None,
     ) -> None:
         self.exchange = exchange
         self.seat: Final = seat
@@ -65,6 +66,7 @@ class LiveExchange:
         self._on_note = on_note
         self._on_unrecorded = on_unrecorded
         self._on_finished = on_finished
+        self._trace = trace
         self._backlog: deque[step.Step] = deque()
         self._writing = False
         self._idle = asyncio.Event()
@@ -100,6 +102,7 @@ class LiveExchange:
 
     def receive(self, event: Event) -> None:
         """Take in one event and carry out what follows."""
+        self._follow(TraceKind.EVENT, (event,))
         try:
             taken = self.exchange.receive(event, self._clock.now())
         except ImpossibleEvent as bug:
@@ -192,6 +195,8 @@ class LiveExchange:
             self._on_unrecorded(taken.records)
             return None
         self._observer.note_journal(self._clock.now() - started, failed=False)
+        if refusal is None:
+            self._follow(TraceKind.RECORDED, taken.records)
         # Of an end that nobody wants to know of any more, only the record is missing.
         return None if _is_end(taken) else refusal
 
@@ -234,6 +239,7 @@ class LiveExchange:
         self._note(taken.notes)
 
     def _reply(self, taken: step.Step) -> None:
+        self._follow(TraceKind.REPLY, taken.replies)
         for reply in taken.replies:
             match reply:
                 case step.RespondLocally():
@@ -259,9 +265,14 @@ class LiveExchange:
                 case _:
                     assert_never(reply)
 
-    def _note(self, notes: Iterable[step.Note]) -> None:
+    def _note(self, notes: Sequence[step.Note]) -> None:
+        self._follow(TraceKind.NOTE, notes)
         for note in notes:
             self._on_note(note)
+
+    def _follow(self, kind: TraceKind, things: Sequence[Event | Record | step.Reply | step.Note]) -> None:
+        if self._trace is not None:
+            self._trace.add(self.exchange.identity.operation_id, kind, things)
 
     def _contain(self, bug: ImpossibleEvent) -> None:
         """A bug of ours ends this exchange and nothing else."""

@@ -19,7 +19,7 @@ from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, R
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.traffic_class import TrafficClasses
-from envoy_ext.ports import Clock, Connections, Journal, ReachProbe
+from envoy_ext.ports import Clock, Connections, Journal, ReachProbe, Trace
 from envoy_ext.services.admission import Arrival, PoolDirectory
 from envoy_ext.services.arrivals import Arrivals, Delivery
 from envoy_ext.services.background import Background
@@ -84,6 +84,7 @@ class Sidecar:
     """What each replica computes at once; None: nobody says, and nothing ever waits."""
     queue_policy: QueuePolicy = field(default_factory=lambda: QueuePolicy(256, TrafficClasses(())))
     connections: Connections | None = None
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
@@ -118,6 +119,7 @@ class Sidecar:
             queues=self.queues,
             fences=None if self.probe is None else Fences(fleet.places, self.probe, clock),
             connections=self.connections,
+            trace=self.trace,
         )
         self.arrivals = Arrivals(
             self.exchanges,
