@@ -36,6 +36,9 @@ class Stack:
             raise ConfigError(["envoy.admin: is needed here; give it an address and a port on loopback"])
         check_not_taken("ingress", config.ingress.address, config.ingress.port)
         check_not_taken("envoy.admin", config.envoy.admin.address, config.envoy.admin.port)
+        tools = config.tools
+        if tools is not None and tools.listener.port is not None:
+            check_not_taken("tools.listener", tools.listener.address, tools.listener.port)
         self.directory = Path(tempfile.mkdtemp(prefix="envoy-ext-"))
         self.config = config.with_sockets_in(str(self.directory))
         self.app = App(self.config, trace)
@@ -46,6 +49,8 @@ class Stack:
             concurrency=self.config.envoy.concurrency,
         )
         self.ingress_url = ""
+        self.tools_url = ""
+        """Where engines call tools, when the configuration has any over TCP."""
 
     @property
     def operations_url(self) -> str:
@@ -63,6 +68,9 @@ class Stack:
             await self.app.wait_ready(READY_S)
             address = await self.envoy.find_listener(names.LISTENER_INGRESS)
             self.ingress_url = "http://" + address.replace("0.0.0.0:", "127.0.0.1:")
+            if self.config.tools is not None and self.config.tools.listener.port is not None:
+                address = await self.envoy.find_listener(names.LISTENER_TOOLS)
+                self.tools_url = "http://" + address.replace("0.0.0.0:", "127.0.0.1:")
         except BaseException:  # also a cancelled start leaves no process behind
             await self.stop()
             raise

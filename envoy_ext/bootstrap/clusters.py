@@ -149,7 +149,7 @@ def build_sidecar_cluster(config: Config, name: str) -> Cluster:
                 )
             )
         },
-        load_assignment=_one_endpoint(name, address),
+        load_assignment=one_endpoint(name, address),
     )
 
 
@@ -173,14 +173,14 @@ def build_egress_cluster(config: Config) -> Cluster:
                 min_retry_concurrency=config.retry_budget.min_concurrency,
             )
         ),
-        typed_extension_protocol_options=_http1(
+        typed_extension_protocol_options=build_http1_options(
             HttpProtocolOptions(
                 idle_timeout=duration(HOP_IDLE_S),
                 max_headers_count=HOP_HEADERS,
                 max_response_headers_kb=HOP_HEADERS_KB,
             )
         ),
-        load_assignment=_one_endpoint(names.CLUSTER_EGRESS, pipe_address(config.egress_socket)),
+        load_assignment=one_endpoint(names.CLUSTER_EGRESS, pipe_address(config.egress_socket)),
     )
 
 
@@ -223,7 +223,7 @@ def _build_pool_cluster(name: str, engine: str) -> Cluster:
                 keepalive_probes=KEEPALIVE_PROBES,
             )
         ),
-        typed_extension_protocol_options=_http1(
+        typed_extension_protocol_options=build_http1_options(
             HttpProtocolOptions(
                 idle_timeout=duration(REPLICA_IDLE_S),
                 max_requests_per_connection=1 if engine in CLOSES_AFTER_STREAM else None,
@@ -284,7 +284,8 @@ def _unlimited(retry_budget: CircuitBreakersThresholdsRetryBudget | None = None)
     )
 
 
-def _http1(common: HttpProtocolOptions) -> dict[str, Any]:
+def build_http1_options(common: HttpProtocolOptions) -> dict[str, Any]:
+    """Options of a cluster that speaks HTTP/1.1."""
     return {
         _HTTP_OPTIONS: Any.pack(
             UpstreamHttpProtocolOptions(
@@ -297,7 +298,8 @@ def _http1(common: HttpProtocolOptions) -> dict[str, Any]:
     }
 
 
-def _one_endpoint(cluster: str, address: Address) -> ClusterLoadAssignment:
+def one_endpoint(cluster: str, address: Address) -> ClusterLoadAssignment:
+    """The assignment of a cluster that leads to one place."""
     return ClusterLoadAssignment(
         cluster_name=cluster,
         endpoints=[LocalityLbEndpoints(lb_endpoints=[LbEndpoint(endpoint=Endpoint(address=address))])],

@@ -1,4 +1,4 @@
-"""The HTTP filters: the delivery filter, the attempt filter, and the router behind each."""
+"""The HTTP filters: those of delivery, attempts and tool calls, and the router behind each."""
 
 from typing import Final
 
@@ -30,7 +30,6 @@ from envoy_ext.bootstrap.parts import (
     duration,
     grpc_to_sidecar,
 )
-from envoy_ext.config import Config
 from envoy_ext.domain import names
 
 MESSAGE_TIMEOUT_S: Final = 5.0
@@ -44,15 +43,13 @@ _SEND: Final = ProcessingModeHeaderSendMode.SEND
 _SKIP: Final = ProcessingModeHeaderSendMode.SKIP
 
 
-def build_body_buffer(config: Config) -> HttpFilter:
+def build_body_buffer(max_request_bytes: int) -> HttpFilter:
     """Takes the request body whole, or answers 413, before the sidecar hears of the exchange.
 
     The delivery filter could buffer by itself, but its limit is that of the connection, which for
     HTTP/2 is the stream's window: the same body would pass over one protocol and not over the other.
     """
-    return _http_filter(
-        "envoy.filters.http.buffer", Buffer(max_request_bytes=config.limits.max_request_bytes)
-    )
+    return _http_filter("envoy.filters.http.buffer", Buffer(max_request_bytes=max_request_bytes))
 
 
 def build_delivery_filter() -> HttpFilter:
@@ -91,6 +88,25 @@ def build_attempt_filter() -> HttpFilter:
     processor.response_attributes = ["upstream.address", names.REPLICA_ATTRIBUTE, "response.code_details"]
     # The sidecar looks for the first delta in the body while it holds the headers back.
     processor.send_body_without_waiting_for_header_response = True
+    return _http_filter("envoy.filters.http.ext_proc", processor)
+
+
+def build_tool_filter() -> HttpFilter:
+    """One stream for each call of a tool: may it leave, and its result before the engine has all of it."""
+    processor = _build_processor(
+        names.ROLE_TOOL,
+        ProcessingMode(
+            request_header_mode=_SEND,
+            request_body_mode=ProcessingModeBodySendMode.BUFFERED,
+            request_trailer_mode=_SKIP,
+            response_header_mode=_SEND,
+            # Full duplex lets the sidecar keep the headers and every chunk until the result is recorded.
+            response_body_mode=ProcessingModeBodySendMode.FULL_DUPLEX_STREAMED,
+            response_trailer_mode=_SEND,
+        ),
+    )
+    processor.request_attributes = [names.ROUTE_ATTRIBUTE]
+    processor.response_attributes = ["response.code_details"]
     return _http_filter("envoy.filters.http.ext_proc", processor)
 
 

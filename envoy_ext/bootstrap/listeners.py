@@ -1,4 +1,4 @@
-"""The two listeners: ingress, which clients reach, and egress, which only the ingress hop reaches."""
+"""The listeners: ingress, which clients reach, and egress, which only the ingress hop reaches."""
 
 from typing import Final
 
@@ -142,10 +142,14 @@ def build_ingress_listener(config: Config, routes: Routes) -> Listener:
         local_reply_config=build_ingress_replies(),
         access_log=[build_exchange_log()],
         access_log_options=_tell_progress(compute_look_s(stall_s)),
-        http_filters=[build_body_buffer(config), build_delivery_filter(), build_router()],
+        http_filters=[
+            build_body_buffer(config.limits.max_request_bytes),
+            build_delivery_filter(),
+            build_router(),
+        ],
     )
     address = socket_address(config.ingress.address, config.ingress.port)
-    listener = _build_listener(names.LISTENER_INGRESS, manager, routes, address)
+    listener = build_listener(names.LISTENER_INGRESS, manager, routes, address)
     listener.per_connection_buffer_limit_bytes = CLIENT_BUFFER_BYTES
     listener.socket_options = [
         keep_unsent(CLIENT_UNSENT_BYTES),
@@ -173,7 +177,7 @@ def build_egress_listener(config: Config, routes: Routes) -> Listener:
         http_filters=[build_attempt_filter(), build_endpoint_hint(), build_router()],
     )
     address = pipe_address(config.egress_socket, mode=0o600)
-    return _build_listener(names.LISTENER_EGRESS, manager, routes, address)
+    return build_listener(names.LISTENER_EGRESS, manager, routes, address)
 
 
 def _remove_reserved_headers() -> TypedExtensionConfig:
@@ -199,7 +203,8 @@ def _tell_progress(look_s: float) -> HttpConnectionManagerHcmAccessLogOptions:
     return HttpConnectionManagerHcmAccessLogOptions(access_log_flush_interval=duration(look_s))
 
 
-def _build_listener(name: str, manager: HttpConnectionManager, routes: Routes, address: Address) -> Listener:
+def build_listener(name: str, manager: HttpConnectionManager, routes: Routes, address: Address) -> Listener:
+    """A listener with one HTTP connection manager."""
     if isinstance(routes, Rds):
         manager.rds = routes
     else:

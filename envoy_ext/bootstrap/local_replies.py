@@ -38,12 +38,24 @@ LOSS: Final = "%RESPONSE_CODE_DETAILS% %UPSTREAM_TRANSPORT_FAILURE_REASON%"
 UNROUTABLE_FLAGS: Final = ("UO", "NR", "NC")
 """At the egress: no connection to spare, or no such pool."""
 
+UNSENT_FLAGS: Final = ("UF", "UH", "UO", "NR", "NC")
+"""Of a tool call: no connection was made, or none was to be had. None is used twice, so no call is sent into
+one that closes."""
+
+UNKNOWN_OUTCOME_FLAGS: Final = ("UC", "UT", "LR", "UR", "UPE", "SI", "DPE")
+"""Of a tool call: it was sent, in part at least, and no whole answer came."""
+
+_NOT_ASKED: Final = "response.code_details.startsWith('ext_proc_error') && !has(upstream.address)"
+"""The sidecar was lost before the call left for the tool."""
+
 _SIDECAR_FAILED: Final = "response.code_details.startsWith('ext_proc_error')"
 _NOT_OF_SIDECAR: Final = "!response.code_details.startsWith('envoy_ext')"
 _TOO_LARGE: Final = "response.code_details == 'request_payload_too_large'"
 _TOO_SLOW: Final = "response.code_details == 'request_overall_timeout'"
 
 _UNAVAILABLE: Final = 503
+_CONFLICT: Final = 409
+"""Most clients do not repeat it by themselves."""
 
 
 def build_ingress_replies() -> LocalReplyConfig:
@@ -75,6 +87,61 @@ def build_egress_replies() -> LocalReplyConfig:
     lost.headers_to_add.append(set_header(names.REPLAY, LOSS))
     return LocalReplyConfig(
         mappers=[lost, _unavailable(_by_details(_SIDECAR_FAILED)), _unavailable(_by_flags(UNROUTABLE_FLAGS))]
+    )
+
+
+def build_tool_replies() -> LocalReplyConfig:
+    """For engines. The sidecar answers in place of most of these, and says more; it may be gone, or have let
+    the headers go."""
+    return LocalReplyConfig(
+        mappers=[
+            ResponseMapper(
+                filter=_by_details(_TOO_LARGE),
+                headers_to_add=[set_header("x-should-retry", "false")],
+                body_format_override=_error_body(
+                    "request_too_large",
+                    "invalid_request_error",
+                    "The request body is larger than accepted here.",
+                ),
+            ),
+            ResponseMapper(
+                filter=_by_details(_TOO_SLOW),
+                body_format_override=_error_body(
+                    "invalid_request", "invalid_request_error", "The request body did not arrive in time."
+                ),
+            ),
+            ResponseMapper(
+                filter=_by_details(_NOT_ASKED),
+                status_code=_UNAVAILABLE,
+                headers_to_add=[set_header("retry-after", "1")],
+                body_format_override=_error_body(
+                    "upstream_unavailable",
+                    "upstream_error",
+                    "This call was not made: the gateway cannot watch it.",
+                ),
+            ),
+            ResponseMapper(
+                filter=_by_flags(UNSENT_FLAGS),
+                status_code=_UNAVAILABLE,
+                headers_to_add=[set_header("retry-after", "1")],
+                body_format_override=_error_body(
+                    "upstream_unavailable", "upstream_error", "This call was not made: no way to the tool."
+                ),
+            ),
+            _unknown_outcome(_by_details(_SIDECAR_FAILED)),
+            _unknown_outcome(_by_flags(UNKNOWN_OUTCOME_FLAGS)),
+        ]
+    )
+
+
+def _unknown_outcome(replies: AccessLogFilter) -> ResponseMapper:
+    return ResponseMapper(
+        filter=replies,
+        status_code=_CONFLICT,
+        headers_to_add=[set_header("x-should-retry", "false")],
+        body_format_override=_error_body(
+            "tool_outcome_unknown", "conflict_error", "Nobody knows what this call of a tool has done."
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from envoy_ext.bootstrap.listeners import (
     routes_from_sidecar,
 )
 from envoy_ext.bootstrap.routes import build_egress_routes, build_ingress_routes
+from envoy_ext.bootstrap.tools import build_tool_clusters, build_tool_listener, build_tool_routes
 from envoy_ext.config import Config
 from envoy_ext.domain import names
 
@@ -32,24 +33,29 @@ class Resources:
 
 def build_resources(config: Config) -> Resources:
     """For an Envoy that has nothing but a way to the sidecar."""
-    routes = (build_ingress_routes(config), build_egress_routes(config))
+    routes = [build_ingress_routes(config), build_egress_routes(config)]
     ingress, egress = (routes_from_sidecar(one.name) for one in routes)
-    return Resources(
-        clusters=tuple(build_clusters(config)),
-        listeners=(build_ingress_listener(config, ingress), build_egress_listener(config, egress)),
-        routes=routes,
-    )
+    listeners = [build_ingress_listener(config, ingress), build_egress_listener(config, egress)]
+    clusters = build_clusters(config)
+    if config.tools is not None:
+        tool_routes = build_tool_routes(config.tools)
+        listeners.append(build_tool_listener(config.tools, routes_from_sidecar(tool_routes.name)))
+        routes.append(tool_routes)
+        clusters += build_tool_clusters(config.tools)
+    return Resources(tuple(clusters), tuple(listeners), tuple(routes))
 
 
 def build_static_resources(config: Config) -> BootstrapStaticResources:
     """The same in a bootstrap, where listeners hold their routes."""
-    return BootstrapStaticResources(
-        listeners=[
-            build_ingress_listener(config, build_ingress_routes(config)),
-            build_egress_listener(config, build_egress_routes(config)),
-        ],
-        clusters=[build_sidecar_cluster(config, names.CLUSTER_SIDECAR), *build_clusters(config)],
-    )
+    listeners = [
+        build_ingress_listener(config, build_ingress_routes(config)),
+        build_egress_listener(config, build_egress_routes(config)),
+    ]
+    clusters = [build_sidecar_cluster(config, names.CLUSTER_SIDECAR), *build_clusters(config)]
+    if config.tools is not None:
+        listeners.append(build_tool_listener(config.tools, build_tool_routes(config.tools)))
+        clusters += build_tool_clusters(config.tools)
+    return BootstrapStaticResources(listeners=listeners, clusters=clusters)
 
 
 def build_way_to_sidecar(config: Config) -> BootstrapStaticResources:

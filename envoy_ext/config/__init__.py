@@ -36,7 +36,8 @@ from envoy_ext.config.pools import (
     Replica,
 )
 from envoy_ext.config.reading import config_schema, load_config, parse_config
-from envoy_ext.config.urls import Origin
+from envoy_ext.config.tools import ToolListener, ToolRoute, Tools
+from envoy_ext.config.urls import Origin, WebPlace
 
 __all__ = [
     "Admin",
@@ -64,8 +65,12 @@ __all__ = [
     "RetryBudget",
     "Shutdown",
     "Sidecar",
+    "ToolListener",
+    "ToolRoute",
+    "Tools",
     "TrafficClass",
     "UncertainSourceLiveness",
+    "WebPlace",
     "config_schema",
     "load_config",
     "parse_config",

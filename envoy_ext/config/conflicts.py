@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from envoy_ext.config.mistakes import Location, format_location
 from envoy_ext.config.model import DEFAULT_SIDECAR_SOCKET, Admin, Envoy, Ingress, LeaseDoor, Operations
 from envoy_ext.config.section import check_socket_path
+from envoy_ext.config.tools import ToolListener
 from envoy_ext.config.urls import parse_replica_url
 
 Mapping = dict[object, object]
@@ -27,6 +28,7 @@ def find_conflicts(data: Mapping) -> list[tuple[Location, str]]:
         *_find_shared_ports(data),
         *_find_socket_conflicts(data),
         *_find_endpoints_apart(data),
+        *_find_repeated_tools(data),
     ]
 
 
@@ -123,6 +125,7 @@ def _find_shared_ports(data: Mapping) -> Iterator[tuple[Location, str]]:
         (("sidecar",), None),
         (("lease", "http"), LeaseDoor(port=0)),
         (("lease", "grpc"), LeaseDoor(port=0)),
+        (("tools", "listener"), ToolListener(port=0)),
     ):
         section = _section(data, at)
         port = section.get("port", default.port if default else None)
@@ -154,6 +157,11 @@ def _find_socket_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
         yield ("sidecar", "socket"), message
     elif egress == sidecar:
         yield ("envoy", "egress_socket"), "the same path as sidecar.socket: they are two sockets"
+    tools = _section(data, ("tools", "listener")).get("socket")
+    if tools == sidecar:
+        yield ("tools", "listener", "socket"), "the same path as sidecar.socket: they are two sockets"
+    elif tools is not None and tools in (egress, sidecar.rpartition("/")[0] + "/egress.sock"):
+        yield ("tools", "listener", "socket"), "the path of Envoy's own socket: write another"
 
 
 def _find_endpoints_apart(data: Mapping) -> Iterator[tuple[Location, str]]:
@@ -161,6 +169,19 @@ def _find_endpoints_apart(data: Mapping) -> Iterator[tuple[Location, str]]:
     if envoy.get("resources") == "xds" and envoy.get("endpoints") == "static":
         message = "is xds where envoy.resources is xds: remove this key, or set envoy.resources to static"
         yield ("envoy", "endpoints"), message
+
+
+def _find_repeated_tools(data: Mapping) -> Iterator[tuple[Location, str]]:
+    names: dict[str, Location] = {}
+    prefixes: dict[str, Location] = {}
+    for r, route in _items(_section(data, ("tools",)).get("routes")):
+        at: Location = ("tools", "routes", r)
+        taken = "this name is taken by {first}: names must be unique"
+        yield from _claim(names, route.get("name"), (*at, "name"), taken)
+        prefix = route.get("prefix")
+        same = "the same paths as {first}: give one of the two another prefix"
+        plain = prefix.rstrip("/") if isinstance(prefix, str) else None
+        yield from _claim(prefixes, plain, (*at, "prefix"), same)
 
 
 def _is_socket_path(path: str) -> bool:

@@ -21,6 +21,7 @@ from envoy_ext.config.section import (
     SocketPath,
     check_socket_path,
 )
+from envoy_ext.config.tools import Tools
 from envoy_ext.domain.errors import ConfigError
 
 DEFAULT_SIDECAR_SOCKET = "/run/envoy-ext/sidecar.sock"
@@ -199,6 +200,8 @@ class Config(Section):
     lease: Lease = Lease()
     on_upstream_failure: OnUpstreamFailure = OnUpstreamFailure()
     admission: Admission = Admission()
+    tools: Tools | None = None
+    """None: no tool listener, and nothing of a tool is known."""
     pass_through: ListOf[PathPrefix] = ()
     """Prefixes of paths that pass unwatched; any other path that is no inference API is refused."""
     shutdown: Shutdown = Shutdown()

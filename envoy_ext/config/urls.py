@@ -1,4 +1,4 @@
-"""URLs of replicas and of their metrics, checked without ever repeating them in a message.
+"""URLs of replicas, of their metrics and of tools, checked without ever repeating them in a message.
 
 A message names what is wrong and not the URL itself, because people put credentials in URLs.
 """
@@ -50,6 +50,47 @@ def parse_replica_url(url: str) -> Origin:
             "must not hold a path or a query, because the client's own path is sent on: write http://host:port"
         )
     return origin
+
+
+@dataclass(frozen=True, slots=True)
+class WebPlace:
+    """Where a tool is."""
+
+    tls: bool
+    origin: Origin
+    path: str
+    """Without a slash at its end: "" for the root."""
+
+    @property
+    def host_header(self) -> str:
+        """Without the port that its scheme has anyhow (RFC 9110, 4.2.3)."""
+        usual = self.origin.port == _DEFAULT_PORTS["https" if self.tls else "http"]
+        return self.origin.host_port.rpartition(":")[0] if usual else self.origin.host_port
+
+
+def parse_tool_url(url: str) -> WebPlace:
+    """Scheme, origin and path of `http[s]://host[:port][/path]`, or an error that says what else it holds."""
+    origin, rest = _split(url, "http://host:port/path")
+    if "?" in rest or "#" in rest:
+        raise _mistake("must not hold a query or a fragment: the calls bring their own")
+    if "//" in rest or any(part in (".", "..") for part in rest.split("/")):
+        raise _mistake("the path must be plain: without //, /./ and /../")
+    if not rest.isascii() or not rest.isprintable():
+        raise _mistake("the path must be printable ASCII: write other characters as %XX")
+    return WebPlace(url.startswith("https://"), origin, rest.rstrip("/"))
+
+
+def _check_tool_url(url: str) -> str:
+    parse_tool_url(url)
+    return url
+
+
+ToolUrl = Annotated[
+    str,
+    AfterValidator(_check_tool_url),
+    WithJsonSchema({"type": "string", "pattern": "^https?://[^/?#@]+(/[^?#]*)?$"}),
+]
+"""Where a tool is called: http or https, with a path or without."""
 
 
 def _check_metrics_url(url: str) -> str:

@@ -33,10 +33,16 @@ The value says how."""
 REFUSAL: Final = "x-envoy-ext-refusal"
 """The gate refused to start this attempt; final. The value is the contract's error code."""
 
-# The gRPC initial metadata key that tells the two ext_proc filters apart, and its two values.
+TOOL_REPLAYED: Final = "x-envoy-ext-tool-replayed"
+"""On the answer to a tool call: it is that of an earlier call, from the ledger. No tool may say so itself."""
+ROUTE_ATTRIBUTE: Final = "xds.route_name"
+"""Of a tool call: the tool that its path leads to."""
+
+# The gRPC initial metadata key that tells the ext_proc filters apart, and its values.
 ROLE_METADATA: Final = "x-envoy-ext-role"
 ROLE_DELIVERY: Final = "delivery"
 ROLE_ATTEMPT: Final = "attempt"
+ROLE_TOOL: Final = "tool"
 
 # Access-log names: one log per hop.
 LOG_EXCHANGES: Final = "exchanges"
@@ -52,5 +58,7 @@ CLUSTER_SIDECAR: Final = "envoy_ext_sidecar"
 CLUSTER_SIDECAR_LOGS: Final = "envoy_ext_sidecar_logs"
 CLUSTER_EGRESS: Final = "envoy_ext_egress"
 POOL_CLUSTER_PREFIX: Final = "pool_"
+TOOL_CLUSTER_PREFIX: Final = "tool_"
 LISTENER_INGRESS: Final = "ingress"
 LISTENER_EGRESS: Final = "egress"
+LISTENER_TOOLS: Final = "tools"

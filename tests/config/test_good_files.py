@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from envoy_ext.config import Config, Kubernetes, Origin, Sidecar, load_config, parse_config
+from envoy_ext.config import Config, Kubernetes, Origin, Sidecar, WebPlace, load_config, parse_config
 from envoy_ext.domain.errors import ConfigError
 
 GOOD = Path(__file__).parent / "good"
@@ -97,6 +97,17 @@ def test_every_key_is_read() -> None:
     assert config.admission.classes["interactive"].max_wait == 5
     assert config.admission.classes["batch"].max_wait is None
     assert config.pass_through == ("/v1/audio/", "/version")
+    assert config.tools is not None
+    assert (config.tools.listener.address, config.tools.listener.port) == ("127.0.0.2", 18081)
+    assert config.tools.require_operation
+    assert (config.tools.max_request_bytes, config.tools.max_result_bytes) == (2 << 20, 64 << 10)
+    mail, search = config.tools.routes
+    assert (mail.path_prefix, mail.place.path, mail.timeout) == ("/mail", "/api", 5)
+    assert (mail.idempotent, mail.get_is_safe) == (False, True)
+    assert mail.ignore_arguments == ("tool_call_id", "call_id")
+    assert (search.idempotent, search.get_is_safe, search.host) == (True, False, "search.internal")
+    assert search.place == WebPlace(True, Origin("search.example", 443), "")
+    assert (search.ca_file, search.ignore_arguments) == ("/etc/ssl/internal.pem", ("call_id", "trace"))
     assert config.shutdown.grace == 0
 
 

@@ -35,6 +35,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "smallest body": {"limits": {"max_request_bytes": "1KiB", "client_write_stall": "1ms"}},
     "largest body": {"limits": {"max_request_bytes": "1GiB", "client_write_stall": "24h"}},
     "names for replicas": NAMED,
+    "tools": {
+        "tools": {
+            "listener": {"port": 8081},
+            "max_request_bytes": "64KiB",
+            "routes": [
+                {"name": "mail", "prefix": "/mail/", "url": "http://10.0.0.20:9000/api/", "timeout": "5s"},
+                {"name": "search", "prefix": "/mail/search", "url": "https://search.example"},
+                {"name": "bank", "prefix": "/bank", "url": "https://10.0.0.21", "host": "bank.example:444"},
+                {"name": "rest", "prefix": "/", "url": "https://[::1]:8443/x"},
+            ],
+        }
+    },
+    "tools at a socket": {
+        "tools": {
+            "listener": {"socket": "/run/envoy-ext/tools.sock"},
+            "routes": [{"name": "mail", "prefix": "/", "url": "http://mail:9000"}],
+        }
+    },
     "two pools": {
         "pools": [POOL, {"name": "code", "models": ["n"], "replicas": [{"url": "http://10.0.0.13:8000"}]}]
     },
@@ -228,3 +246,68 @@ def test_attempts_are_told_of_often_enough_to_miss_a_request_that_nobody_confirm
 def test_without_an_admin_port_there_is_none() -> None:
     assert "admin" not in render(VARIANTS["no admin port"])
     assert render({})["admin"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9901}
+
+
+def list_tool_routes() -> list[dict[str, Any]]:
+    manager = find_manager(render(VARIANTS["tools"]), names.LISTENER_TOOLS)
+    routes: list[dict[str, Any]] = manager["route_config"]["virtual_hosts"][0]["routes"]
+    return routes
+
+
+def test_without_tools_there_is_no_tool_listener() -> None:
+    bootstrap = render({})
+    assert [one["name"] for one in bootstrap["static_resources"]["listeners"]] == ["ingress", "egress"]
+    assert not any(one["name"].startswith("tool") for one in bootstrap["static_resources"]["clusters"])
+
+
+def test_a_tool_is_found_by_its_longest_prefix_and_its_url_takes_the_place_of_it() -> None:
+    found = [
+        (one["name"], one["match"], one["route"].get("prefix_rewrite") or one["route"]["regex_rewrite"])
+        for one in list_tool_routes()
+    ]
+    root = {"pattern": {"regex": "^/mail/search/?"}, "substitution": "/"}
+    assert found[:2] == [
+        ("search", {"path_separated_prefix": "/mail/search"}, root),
+        ("mail", {"path_separated_prefix": "/mail"}, "/api"),
+    ]
+    assert found[-1] == ("rest", {"prefix": "/"}, "/x/")
+
+
+def test_nothing_of_envoy_calls_a_tool_twice() -> None:
+    """No retry policy, and no connection that the tool may be closing when a call goes into it."""
+    bootstrap = render(VARIANTS["tools"])
+    for route in list_tool_routes():
+        assert "retry_policy" not in route["route"]
+        options = find_cluster(bootstrap, route["route"]["cluster"])["typed_extension_protocol_options"]
+        (http,) = options.values()
+        assert http["common_http_protocol_options"]["max_requests_per_connection"] == 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "host", "sni", "matched"),
+    [
+        ("search", "search.example", "search.example", ("DNS", "search.example")),
+        ("bank", "bank.example:444", "bank.example", ("DNS", "bank.example")),
+        ("rest", "[::1]:8443", None, ("IP_ADDRESS", "::1")),
+    ],
+)
+def test_a_tool_over_https_must_show_the_certificate_of_its_name(
+    tool: str, host: str, sni: str | None, matched: tuple[str, str]
+) -> None:
+    (route,) = [one["route"] for one in list_tool_routes() if one["name"] == tool]
+    assert route["host_rewrite_literal"] == host
+    tls = find_cluster(render(VARIANTS["tools"]), f"tool_{tool}")["transport_socket"]["typed_config"]
+    context = tls["common_tls_context"]["validation_context"]
+    (san,) = context["match_typed_subject_alt_names"]
+    assert tls.get("sni") == sni
+    assert (san["san_type"], san["matcher"]["exact"]) == matched
+    assert context["trusted_ca"]["filename"].startswith("/etc/ssl/")
+
+
+def test_the_sidecar_has_every_call_of_a_tool_whole_and_nothing_passes_without_it() -> None:
+    filters = find_manager(render(VARIANTS["tools"]), names.LISTENER_TOOLS)["http_filters"]
+    buffer, processor = (one["typed_config"] for one in filters[:2])
+    assert buffer["max_request_bytes"] == 64 << 10
+    assert processor["processing_mode"]["request_body_mode"] == "BUFFERED"
+    assert processor["processing_mode"]["response_body_mode"] == "FULL_DUPLEX_STREAMED"
+    assert not processor.get("failure_mode_allow", False)

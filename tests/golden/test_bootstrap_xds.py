@@ -21,6 +21,10 @@ from envoy_ext.xds.snapshot import build_snapshot
 
 CHAT: dict[str, Any] = {"name": "chat", "models": ["m"], "replicas": [{"url": "http://10.0.0.11:8000"}]}
 CODE: dict[str, Any] = {"name": "code", "models": ["n"], "replicas": [{"url": "http://10.0.0.12:8000"}]}
+TOOLS: dict[str, Any] = {
+    "listener": {"port": 8081},
+    "routes": [{"name": "mail", "prefix": "/mail", "url": "https://mail.example/api"}],
+}
 
 
 def parse(**sections: Any) -> Config:
@@ -69,7 +73,7 @@ async def test_envoy_accepts_the_bootstrap(tmp_path: Path) -> None:
 
 def test_the_resources_are_what_a_full_bootstrap_holds() -> None:
     """All but where listeners have their routes from."""
-    config = parse(pools=[CHAT, CODE])
+    config = parse(pools=[CHAT, CODE], tools=TOOLS)
     built = build_resources(config)
     full = render_full_bootstrap(config)["static_resources"]
     clusters = {one["name"]: one for one in full["clusters"]}
