@@ -6,7 +6,8 @@ repeat the numbers. A later attempt that makes the same call is given the record
 be told what the call did may not make it.
 
 A call is named by what it is (`fingerprint`: tool and canonical arguments, or the caller's own key) and by
-its `ordinal` among equal calls: two equal calls of one attempt are two calls, as the engine wanted.
+its `ordinal` among equal calls: two equal calls of one attempt are two calls, as the engine wanted. Unless
+the outcome of the first is not known: then the second may be the engine's own repetition of it.
 """
 
 from collections.abc import Sequence
@@ -152,6 +153,8 @@ def decide_claim(ledger_id: OperationId, calls: Sequence[ToolCall], wanted: NewC
     """
     equal = [call for call in calls if call.fingerprint == wanted.fingerprint]
     known = _find_known(equal, wanted)
+    if known is None and not wanted.idempotent:
+        known = next((call for call in equal if call.state is CallState.UNKNOWN), None)
     if known is None:
         return _decide_new(ledger_id, calls, len(equal) + 1, wanted)
     if known.arguments_sha256 != wanted.arguments_sha256:
