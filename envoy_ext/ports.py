@@ -78,8 +78,9 @@ class Journal(Protocol):
     ) -> Operation:
         """Make the gateway in this seat the owner of an operation whose owner is gone; with the next token.
 
-        The returned operation holds all that the owners before have recorded, and ever will. `at`: unix
-        seconds, for the record.
+        The returned operation holds all that the owners before have recorded, and ever will. Done again in
+        the same seat it changes nothing and returns the operation as it is. `at`: unix seconds, for the
+        record.
 
         Raises:
             NotOwner: it has another token than the one seen, or its owner's seat is there.

@@ -41,6 +41,9 @@ class Recovery:
         self._keeper = keeper
         self._on_ended = on_ended
         self._watch = SeatWatch(policy)
+        self._asked_for: dict[OperationId, Operation] = {}
+        """To be taken over, as they were seen: those whose answer was lost may be this gateway's already, and
+        no orphans any more."""
         self._fenced_at: dict[OperationId, tuple[float, Operation]] = {}
         """Taken over, and to be ended at that moment."""
 
@@ -62,9 +65,12 @@ class Recovery:
         try:
             if not self._journal.exclusive:
                 await self._remove_the_silent()
+            for operation in list(self._asked_for.values()):
+                await self._take_over(operation)
             async for operation in self._journal.orphaned():
                 await self._take_over(operation)
         except SeatLost:
+            self._asked_for.clear()
             return  # this one was found gone itself; what it had taken over is taken over in turn
         await self._end_the_fenced()
 
@@ -75,12 +81,15 @@ class Recovery:
             await self._journal.remove_seat(seat, number)
 
     async def _take_over(self, orphan: Operation) -> None:
+        self._asked_for[orphan.operation_id] = orphan
         try:
             operation = await self._journal.take_over(
                 orphan.operation_id, orphan.token, self._keeper.seat, self._clock.wall()
             )
         except NotOwner:
+            del self._asked_for[orphan.operation_id]
             return  # somebody else was faster
+        del self._asked_for[orphan.operation_id]
         taken_at = self._clock.now()
         self._fenced_at[operation.operation_id] = (read_fence(operation, taken_at, self._policy), operation)
 

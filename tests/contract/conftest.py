@@ -1,6 +1,7 @@
 """Every journal store there is, behind one fixture."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import pytest
 
 from envoy_ext import ports
 from envoy_ext.adapters.journal_memory import MemoryJournal
+from envoy_ext.adapters.journal_redis import RedisJournal
+from envoy_ext.adapters.journal_redis_way import RedisPlace
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
+from tests.support.redis_server import RedisServer, redis_server
 
 
 @dataclass
@@ -32,19 +36,40 @@ class Store:
             await journal.close()
 
 
-@pytest.fixture(params=["memory", "sqlite-normal", "sqlite-full", "sqlite-shared"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One server for all tests that only need one; each has a prefix of its own."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+_PREFIXES = itertools.count(1)
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Of a journal that nobody else has."""
+    return f"test-{next(_PREFIXES)}"
+
+
+@pytest.fixture(params=["memory", "sqlite-normal", "sqlite-full", "sqlite-shared", "redis"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> AsyncIterator[Store]:
     path = tmp_path / "journal.db"
     in_memory = MemoryJournal(exclusive=False)
 
     async def open_memory() -> ports.Store:
         return in_memory
 
+    async def open_redis() -> ports.Store:
+        server: RedisServer = request.getfixturevalue("redis")
+        return await RedisJournal.open(RedisPlace(nodes=(("127.0.0.1", server.port),)), prefix)
+
     stores = {
         "memory": Store("memory", False, True, open_memory),
         "sqlite-normal": Store("sqlite-normal", True, False, lambda: SqliteJournal.open(path)),
         "sqlite-full": Store("sqlite-full", True, False, lambda: SqliteJournal.open(path, "full")),
         "sqlite-shared": Store("sqlite-shared", True, True, lambda: SqliteJournal.open(path, shared=True)),
+        "redis": Store("redis", True, True, open_redis),
     }
     chosen = stores[request.param]
     yield chosen

@@ -1,6 +1,7 @@
-"""Whatever is asked of them, in whatever order, the memory and the SQLite journal give equal answers."""
+"""Whatever is asked of them, in whatever order, memory, SQLite and Redis give equal answers."""
 
 import asyncio
+import itertools
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,12 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
+from envoy_ext.adapters.journal_redis import RedisJournal
+from envoy_ext.adapters.journal_redis_way import RedisPlace
 from envoy_ext.adapters.journal_sqlite import SqliteJournal, SqliteJournalReader
 from envoy_ext.domain.errors import NotOwner, SeatLost
 from envoy_ext.domain.ids import FencingToken, SeatId
 from envoy_ext.ports import Journal
 from tests.support.record_strategies import CALLERS, KEY_HASHES, OPERATION_IDS, PATHS, appended, begins
+from tests.support.redis_server import RedisServer
 
+EXAMPLES = itertools.count(1)
 Call = Callable[[Journal], Awaitable[object]]
 
 _operations = st.sampled_from(OPERATION_IDS)
@@ -70,24 +75,30 @@ async def ask_everything(journal: Journal) -> list[object]:
     return answers
 
 
-async def call_and_compare(called: list[Call], path: Path) -> None:
+async def call_and_compare(called: list[Call], path: Path, place: RedisPlace) -> None:
     memory, sqlite = MemoryJournal(), await SqliteJournal.open(path)
+    redis = await RedisJournal.open(place, f"equal-{next(EXAMPLES)}", suffix=lambda: "")
     try:
         for call in called:
-            assert await answer_of(sqlite, call) == await answer_of(memory, call)
-        expected = await ask_everything(memory)
-        assert await ask_everything(sqlite) == expected
+            expected = await answer_of(memory, call)
+            assert await answer_of(sqlite, call) == expected
+            assert await answer_of(redis, call) == expected
+        answers = await ask_everything(memory)
+        assert await ask_everything(sqlite) == answers
+        assert await ask_everything(redis) == answers
     finally:
         await sqlite.close()
+        await redis.close()
     reader = await SqliteJournalReader.open(path)
     try:
-        assert await ask_everything(reader) == expected
+        assert await ask_everything(reader) == answers
     finally:
         await reader.close()
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(calls(), max_size=16).map(lambda some: [lambda journal: journal.take_seat("gw"), *some]))
-def test_both_stores_answer_alike(called: list[Call]) -> None:
+def test_all_stores_answer_alike(redis: RedisServer, called: list[Call]) -> None:
+    place = RedisPlace(nodes=(("127.0.0.1", redis.port),))
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(call_and_compare(called, Path(directory) / "journal.db"))
+        asyncio.run(call_and_compare(called, Path(directory) / "journal.db", place))

@@ -198,6 +198,20 @@ async def test_an_orphan_is_taken_over_only_as_it_was_seen(journal: Journal) -> 
     assert (await journal.take_over(OPERATION, SECOND, third, START)).token == 3
 
 
+async def test_a_takeover_that_comes_again_changes_nothing_and_another_seat_gets_nothing(
+    journal: Journal,
+) -> None:
+    await leave(journal, await keep(journal, [begun()]))
+    second, third = await journal.take_seat("gw"), await journal.take_seat("gw")
+    taken = await journal.take_over(OPERATION, FIRST_TOKEN, second, START)
+    await journal.append([attempt_started()], SECOND)
+    again = await journal.take_over(OPERATION, FIRST_TOKEN, second, START + 9)
+    assert again == await journal.get(OPERATION)
+    assert (again.token, len(again.attempts)) == (taken.token, 1)
+    with pytest.raises(NotOwner):
+        await journal.take_over(OPERATION, FIRST_TOKEN, third, START)
+
+
 async def test_what_has_not_begun_is_not_taken_over(journal: Journal) -> None:
     with pytest.raises(NotOwner):
         await journal.take_over(OPERATION, NO_TOKEN, await journal.take_seat("gw"), START)

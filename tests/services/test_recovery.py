@@ -128,6 +128,30 @@ async def test_a_recovery_that_the_journal_interrupted_is_finished_by_the_next_l
     assert {(await get(journal, f"op_{number}")).token for number in (1, 2, 3)} == {2}
 
 
+async def test_a_takeover_whose_answer_was_lost_is_finished_by_the_next_look() -> None:
+    class LosesAnAnswer(MemoryJournal):
+        lost = 0
+
+        async def take_over(
+            self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float
+        ) -> Operation:
+            taken = await super().take_over(operation_id, seen, owner, at)
+            self.lost += 1
+            if self.lost == 1:
+                raise JournalUnavailable("no answer in time")
+            return taken
+
+    journal = LosesAnAnswer()
+    await leave(journal, await keep(journal, [begun("op_1")]))
+    gateway = await Gateway(journal).start()
+    with pytest.raises(JournalUnavailable):
+        await gateway.recovery.look()
+    assert [operation async for operation in journal.orphaned()] == [], "it is this gateway's already"
+    await gateway.recovery.look()
+    assert [operation.operation_id for operation in gateway.ended] == ["op_1"]
+    assert (await get(journal)).token == 2
+
+
 # --- the fence ------------------------------------------------------------------------------
 
 

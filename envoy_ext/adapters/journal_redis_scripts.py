@@ -1,0 +1,284 @@
+"""The atomic steps of a Redis journal: one Lua script for each, and the names of the keys they use.
+
+Redis runs a script with nothing in between (https://redis.io/docs/latest/develop/programmability/eval-intro/),
+but takes nothing back when one fails half way. So each script reads every key that it is going to write
+before its first write: a key of a wrong type, a full memory or a read-only server then ends it with nothing
+done.
+
+All keys of a journal begin with `{prefix}:`. The braces are a hash tag, which puts them into one slot of a
+Redis Cluster; a script is told the first key and names the others itself.
+
+    {prefix}:journal        hash    schema; how many operations have begun; how many seats were given out
+    {prefix}:seats          hash    each seat that is there, and the number of its last beat
+    {prefix}:begun          zset    every operation, by its place in the order of begin
+    {prefix}:keys           hash    digest of caller, path and key hash -> the newest operation under them
+    {prefix}:op:ID          hash    seq, owner, token, ledger, key; `ended` when an end is among the records
+    {prefix}:records:ID     list    the records, oldest first, as `journal_codec` writes them
+    {prefix}:open:SEAT      zset    the operations a seat owns that have not ended, in the order of begin
+    {prefix}:owners         set     the seats that have such operations
+    {prefix}:calls:ID       hash    a ledger: `version`, which grows with each write; `N`, its Nth call as
+                                    `tool_call_codec` writes it; `N by`, the write that it is from
+    {prefix}:answers:ID     hash    what is kept whole: `answer`, of the operation; a call's id, its result
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Final
+
+SCHEMA_VERSION: Final = 1
+
+DONE: Final = b"done"
+NOT_OWNER: Final = b"not owner"
+SEAT_LOST: Final = b"seat lost"
+HELD: Final = b"held"
+"""The key has another operation; its records follow."""
+ANSWER: Final = "answer"
+"""The name of an operation's own answer among those that are kept; a tool's result has its call's id."""
+LATER_SCHEMA: Final = "LATERSCHEMA"
+"""How the error begins that a script answers when a later release has written the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script. It is given `{prefix}:journal` as its key, and the prefix and its arguments after it."""
+
+    name: str
+    text: str
+    sha: str = field(init=False)
+    """What EVALSHA calls it by."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", hashlib.sha1(self.text.encode()).hexdigest())
+
+
+_PRELUDE: Final = f"""
+local base = ARGV[1]
+local call = redis.call
+local journal, seats, owners = base .. 'journal', base .. 'seats', base .. 'owners'
+local begun, keys = base .. 'begun', base .. 'keys'
+local function op_of(id) return base .. 'op:' .. id end
+local function records_of(id) return base .. 'records:' .. id end
+local function open_of(seat) return base .. 'open:' .. seat end
+local function calls_of(id) return base .. 'calls:' .. id end
+local function answers_of(id) return base .. 'answers:' .. id end
+local schema = call('HGET', journal, 'schema')
+if schema and tonumber(schema) ~= {SCHEMA_VERSION} then
+  return redis.error_reply('{LATER_SCHEMA} ' .. schema)
+end
+local function read_records(id) return call('LRANGE', records_of(id), 0, -1) end
+local function disown(seat, id)
+  call('ZREM', open_of(seat), id)
+  if call('ZCARD', open_of(seat)) == 0 then call('SREM', owners, seat) end
+end
+local function own(seat, id, seq)
+  call('ZADD', open_of(seat), seq, id)
+  call('SADD', owners, seat)
+end
+"""
+
+
+def build_script(name: str, body: str) -> Script:
+    """A script that refuses the journal of a later release, and knows the keys by name."""
+    return Script(name, _PRELUDE + body)
+
+
+BEGIN: Final = build_script(
+    "begin",
+    f"""
+local id, owner, after, digest, ledger, first, second = unpack(ARGV, 2)
+if call('HEXISTS', seats, owner) == 0 then return {{'{SEAT_LOST.decode()}'}} end
+local known = call('HGET', op_of(id), 'owner')
+if known then return {{known == owner and '{DONE.decode()}' or '{NOT_OWNER.decode()}'}} end
+if digest ~= '' then
+  local holder = call('HGET', keys, digest)
+  if holder and ('=' .. holder) ~= after then return {{'{HELD.decode()}', read_records(holder)}} end
+end
+call('ZCARD', begun); call('LLEN', records_of(id)); call('ZCARD', open_of(owner)); call('SCARD', owners)
+local seq = call('HINCRBY', journal, 'begun', 1)
+if not schema then call('HSET', journal, 'schema', {SCHEMA_VERSION}) end
+call('HSET', op_of(id), 'seq', seq, 'owner', owner, 'token', 1)
+if ledger ~= id then call('HSET', op_of(id), 'ledger', ledger) end
+call('RPUSH', records_of(id), first, second)
+call('ZADD', begun, seq, id)
+own(owner, id, seq)
+if digest ~= '' then
+  call('HSET', op_of(id), 'key', digest)
+  call('HSET', keys, digest, id)
+end
+return {{'{DONE.decode()}'}}
+""",
+)
+"""id, owner, after ("" or "=" and an id), digest ("" without a key), ledger, its record, the owner's."""
+
+APPEND: Final = build_script(
+    "append",
+    f"""
+local id, token, ends, answer = unpack(ARGV, 2, 5)
+local seq, owner, has, ended = unpack(call('HMGET', op_of(id), 'seq', 'owner', 'token', 'ended'))
+if not has or tonumber(has) ~= tonumber(token) then return {{'{NOT_OWNER.decode()}'}} end
+call('LLEN', records_of(id)); call('ZCARD', open_of(owner)); call('SCARD', owners)
+call('HLEN', answers_of(id))
+for place = 6, #ARGV do call('RPUSH', records_of(id), ARGV[place]) end
+if ends == '1' and not ended then
+  call('HSET', op_of(id), 'ended', 1)
+  disown(owner, id)
+end
+if answer ~= '' then call('HSETNX', answers_of(id), '{ANSWER}', answer) end
+return {{'{DONE.decode()}'}}
+""",
+)
+"""id, token, "1" when an end is among them, the answer to keep ("" for none), the records."""
+
+TAKE_OVER: Final = build_script(
+    "take_over",
+    f"""
+local id, seen, seat, record = unpack(ARGV, 2)
+if call('HEXISTS', seats, seat) == 0 then return {{'{SEAT_LOST.decode()}'}} end
+local seq, owner, token, ended = unpack(call('HMGET', op_of(id), 'seq', 'owner', 'token', 'ended'))
+if not token then return {{'{NOT_OWNER.decode()}'}} end
+token = tonumber(token)
+if token == seen + 1 and owner == seat then return {{'{DONE.decode()}', read_records(id)}} end
+if token ~= tonumber(seen) or call('HEXISTS', seats, owner) == 1 then
+  return {{'{NOT_OWNER.decode()}'}}
+end
+call('LLEN', records_of(id)); call('ZCARD', open_of(owner)); call('ZCARD', open_of(seat))
+call('SCARD', owners)
+call('HSET', op_of(id), 'owner', seat, 'token', token + 1)
+call('RPUSH', records_of(id), record)
+if not ended then
+  disown(owner, id)
+  own(seat, id, seq)
+end
+return {{'{DONE.decode()}', read_records(id)}}
+""",
+)
+"""id, the token seen, the new owner's seat, the record of the change."""
+
+TAKE_SEAT: Final = build_script(
+    "take_seat",
+    f"""
+local gateway, suffix = unpack(ARGV, 2)
+call('HLEN', seats)
+local seat = gateway .. '/' .. call('HINCRBY', journal, 'seats', 1) .. suffix
+if not schema then call('HSET', journal, 'schema', {SCHEMA_VERSION}) end
+call('HSET', seats, seat, 1)
+return seat
+""",
+)
+"""The gateway's name, and what follows the number."""
+
+BEAT: Final = build_script(
+    "beat",
+    f"""
+local seat, number = unpack(ARGV, 2)
+local last = call('HGET', seats, seat)
+if not last then return {{'{SEAT_LOST.decode()}'}} end
+if tonumber(number) > tonumber(last) then call('HSET', seats, seat, number) end
+return {{'{DONE.decode()}'}}
+""",
+)
+
+REMOVE_SEAT: Final = build_script(
+    "remove_seat",
+    """
+local seat, number = unpack(ARGV, 2)
+local last = call('HGET', seats, seat)
+if last and tonumber(last) == tonumber(number) then
+  call('HDEL', seats, seat)
+  last = false
+end
+return last and 0 or 1
+""",
+)
+
+FIND: Final = build_script(
+    "find_by_key",
+    """
+local id = call('HGET', keys, ARGV[2])
+return id and read_records(id) or {}
+""",
+)
+"""The digest of the key."""
+
+LIST: Final = build_script(
+    "list_recent",
+    """
+local kind, bound, limit = unpack(ARGV, 2)
+local top = '+inf'
+if kind == 'id' then bound = call('HGET', op_of(bound), 'seq') end
+if kind ~= 'all' then
+  if not bound then return {} end
+  top = '(' .. bound
+end
+local found = call('ZRANGE', begun, top, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, limit, 'WITHSCORES')
+local page = {}
+for place = 1, #found, 2 do page[#page + 1] = {found[place + 1], read_records(found[place])} end
+return page
+""",
+)
+"""`all`, `id` or `seq`; the id or the place to begin below; how many. Each with its place and its records."""
+
+ORPHANED: Final = build_script(
+    "orphaned",
+    """
+local after, limit = ARGV[2], tonumber(ARGV[3])
+local found = {}
+for _, owner in ipairs(call('SMEMBERS', owners)) do
+  if call('HEXISTS', seats, owner) == 0 then
+    local from = '(' .. after
+    local some = call('ZRANGE', open_of(owner), from, '+inf', 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+    for place = 1, #some, 2 do found[#found + 1] = {some[place + 1], some[place]} end
+  end
+end
+table.sort(found, function(one, other) return tonumber(one[1]) < tonumber(other[1]) end)
+local page = {}
+for place = 1, math.min(limit, #found) do
+  page[place] = {found[place][1], read_records(found[place][2])}
+end
+return page
+""",
+)
+"""The place to begin above, and how many. Each with its place and its records."""
+
+_PROBED: Final = (
+    ("DEL",),
+    ("HSET", "field", "1"),
+    ("HSETNX", "field", "1"),
+    ("HINCRBY", "field", "1"),
+    ("HGET", "field"),
+    ("HMGET", "field"),
+    ("HEXISTS", "field"),
+    ("HLEN",),
+    ("HGETALL",),
+    ("HDEL", "field"),
+    ("DEL",),
+    ("RPUSH", "element"),
+    ("LRANGE", "0", "-1"),
+    ("LLEN",),
+    ("DEL",),
+    ("ZADD", "1", "member"),
+    ("ZRANGE", "-inf", "+inf", "BYSCORE"),
+    ("ZCARD",),
+    ("ZREM", "member"),
+    ("DEL",),
+    ("SADD", "member"),
+    ("SMEMBERS",),
+    ("SCARD",),
+    ("SREM", "member"),
+    ("DEL",),
+)
+PROBE: Final = build_script(
+    "probe",
+    "local probe = base .. 'probe'\nlocal answer\n"
+    + "\n".join(
+        f"answer = redis.pcall('{command}', probe{''.join(f', {word!r}' for word in words)})\n"
+        f"if type(answer) == 'table' and answer.err then return {{'{command}', answer.err}} end"
+        for command, *words in _PROBED
+    )
+    + f"\nif not schema then call('HSET', journal, 'schema', {SCHEMA_VERSION}) end\nreturn {{}}\n",
+)
+"""Runs every command that the other scripts call, on a key of its own: a user who lacks one is found out
+before a script could be stopped half way. The first one that failed, and how; nothing when all can be run."""
+
+COMMANDS: Final = frozenset(command.lower() for command, *_ in _PROBED)
+"""What scripts call."""

@@ -1,0 +1,124 @@
+"""A real redis-server as a process of a test's own: a free port, a private directory, ended by its pid."""
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import BusyLoadingError, ConnectionError, TimeoutError
+
+STARTED_WITHIN_S = 30.0
+MISSING = (
+    "redis-server is not installed, and these tests need a real one: "
+    "apt-get install -y --no-install-recommends redis-server"
+)
+
+
+def find_redis(name: str = "redis-server") -> str:
+    """The binary's path; a test that needs it fails with the mend where there is none."""
+    found = shutil.which(name)
+    assert found is not None, MISSING
+    return found
+
+
+def pick_port() -> int:
+    """A port that is free now; Redis cannot be told to pick one and say which."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@dataclass
+class RedisServer:
+    """One server in one directory; `start` after `kill` finds what the directory holds."""
+
+    directory: Path
+    options: dict[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=pick_port)
+    binary: str = "redis-server"
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def start(self) -> "RedisServer":
+        """Start it and wait until it takes commands."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        config = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.directory),
+            "save": '""',
+            "daemonize": "no",
+            "logfile": str(self.directory / "log"),
+            **self.options,
+        }
+        file = self.directory / "redis.conf"
+        if not file.exists():  # Sentinel keeps what it learns in its own
+            file.write_text("".join(f"{name} {value}\n" for name, value in config.items()))
+        extra = ["--sentinel"] if self.binary == "redis-sentinel" else []
+        self.process = subprocess.Popen([find_redis("redis-server"), str(file), *extra])
+        self._wait_serving()
+        return self
+
+    def _wait_serving(self) -> None:
+        if self.port == 0 or "requirepass" in self.options or "tls-port" in self.options:
+            self._wait_listening()
+            return
+        give_up_at = time.monotonic() + STARTED_WITHIN_S
+        with self.ask() as client:
+            while True:
+                assert self.process is not None
+                assert self.process.poll() is None, f"redis-server has ended: {self.log}"
+                try:
+                    client.ping()
+                except (ConnectionError, TimeoutError, BusyLoadingError):
+                    assert time.monotonic() < give_up_at, f"redis-server does not serve: {self.log}"
+                    time.sleep(0.01)
+                else:
+                    return
+
+    def _wait_listening(self) -> None:
+        give_up_at = time.monotonic() + STARTED_WITHIN_S
+        while "Ready to accept connections" not in (self.log if (self.directory / "log").exists() else ""):
+            assert self.process is not None
+            assert self.process.poll() is None, f"redis-server has ended: {self.log}"
+            assert time.monotonic() < give_up_at, f"redis-server does not serve: {self.log}"
+            time.sleep(0.01)
+
+    def ask(self) -> Redis:
+        """A client of the test's own, past all our code."""
+        return Redis(port=self.port, socket_timeout=5, protocol=2)
+
+    def signal(self, how: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(how)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@contextlib.contextmanager
+def redis_server(directory: Path, **options: str) -> Iterator[RedisServer]:
+    """A server for as long as the block runs. An option's `_` stands for `-`."""
+    server = RedisServer(directory, {name.replace("_", "-"): value for name, value in options.items()})
+    try:
+        yield server.start()
+    finally:
+        server.kill()
