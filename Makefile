@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint unit with-envoy storm survival llama-cpp test-vllm bench protos render clean
+.PHONY: setup redis demo test lint unit with-envoy storm survival llama-cpp test-vllm bench protos render clean
 
 setup: $(STAMP)
 
@@ -14,6 +14,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
+
+# What the tests of the Redis journal run; starts nothing.
+redis:
+	@tests/support/install_redis.sh
 
 demo: setup
 	$(BIN)/envoy-ext demo
@@ -27,13 +31,13 @@ lint: setup
 	$(BIN)/mypy
 
 # Two at a time, by file: unit tests compute, those with Envoy mostly wait.
-unit: setup
+unit: setup redis
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not with_envoy and not storm"
 
-with-envoy: setup
+with-envoy: setup redis
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "with_envoy and not storm"
 
-storm: setup
+storm: setup redis
 	$(BIN)/python -m pytest -q -m storm
 
 # The long load runs over all Envoy versions that the docs name; not part of `test`.

@@ -52,7 +52,6 @@ from envoy_ext.wiring.exchanges import (
     build_directory,
     build_policy,
     build_queue_policy,
-    open_journal,
 )
 from envoy_ext.wiring.fleet import (
     Endpoints,
@@ -61,6 +60,7 @@ from envoy_ext.wiring.fleet import (
     show_pools,
     show_replicas,
 )
+from envoy_ext.wiring.journal import open_journal
 from envoy_ext.wiring.lease import LeaseDoors
 from envoy_ext.wiring.notes import count_xds, note_change
 from envoy_ext.wiring.ownership import Ownership

@@ -46,6 +46,10 @@ class Journal(Protocol):
     def exclusive(self) -> bool:
         """Whether no other process can use the store as long as this one has it open."""
 
+    @property
+    def guarantees(self) -> frozenset[str]:
+        """What its records survive: `process_death` of the gateway, `power_loss`, `store_failover`."""
+
     async def begin(
         self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
     ) -> Operation | None:

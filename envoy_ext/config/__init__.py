@@ -11,13 +11,13 @@ from envoy_ext.config.failure_policy import (
     OnUpstreamFailure,
     UncertainSourceLiveness,
 )
+from envoy_ext.config.journal import Journal, Sentinel
 from envoy_ext.config.model import (
     Admin,
     Admission,
     Config,
     Envoy,
     Ingress,
-    Journal,
     Lease,
     Limits,
     Operations,
@@ -63,6 +63,7 @@ __all__ = [
     "Readiness",
     "Replica",
     "RetryBudget",
+    "Sentinel",
     "Shutdown",
     "Sidecar",
     "ToolListener",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
+from envoy_ext.config.journal_conflicts import find_journal_conflicts
 from envoy_ext.config.mistakes import Location, format_location
 from envoy_ext.config.model import DEFAULT_SIDECAR_SOCKET, Admin, Envoy, Ingress, LeaseDoor, Operations
 from envoy_ext.config.section import check_socket_path
@@ -29,6 +30,7 @@ def find_conflicts(data: Mapping) -> list[tuple[Location, str]]:
         *_find_socket_conflicts(data),
         *_find_endpoints_apart(data),
         *_find_repeated_tools(data),
+        *find_journal_conflicts(_section(data, ("journal",))),
     ]
 
 

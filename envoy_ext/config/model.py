@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from envoy_ext.config.failure_policy import OnUpstreamFailure
+from envoy_ext.config.journal import Journal
 from envoy_ext.config.pools import Pool
 from envoy_ext.config.quantities import Duration, DurationOrZero, SizeBetween, WaitOrZero
 from envoy_ext.config.section import (
@@ -16,7 +17,6 @@ from envoy_ext.config.section import (
     ListOf,
     NotEmpty,
     Port,
-    RefusedBecause,
     Section,
     SocketPath,
     check_socket_path,
@@ -81,29 +81,6 @@ class Envoy(Section):
     work follows `readiness`; `static`, from the bootstrap. Always `xds` where `resources` are."""
     egress_socket: SocketPath | None = None
     """The Unix socket between Envoy's two listeners; None: `egress.sock` beside the sidecar's socket."""
-
-
-class Journal(Section):
-    store: Annotated[
-        Literal["memory", "sqlite"],
-        RefusedBecause("this build keeps the journal in memory or in SQLite; redis is not part of it"),
-    ] = "sqlite"
-    path: Annotated[str, Field(min_length=1)] = "envoy-ext.db"
-    synchronous: Literal["full", "normal"] = "normal"
-    """In WAL mode `normal` survives the death of the process; `full` also survives power loss."""
-    shared: bool = False
-    """Whether other sidecars on this machine use the same file; all of them must say so."""
-    url: Annotated[
-        None, RefusedBecause("only a redis store has a url, and redis is not part of this build")
-    ] = None
-
-    @model_validator(mode="after")
-    def _check_shared(self) -> Self:
-        if self.shared and self.store == "memory":
-            raise PydanticCustomError(
-                "shared", "memory belongs to one process: only a sqlite journal can be shared"
-            )
-        return self
 
 
 class Limits(Section):

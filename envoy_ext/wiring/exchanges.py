@@ -5,15 +5,12 @@ Belongs to the composition layer, beside `app`.
 
 from collections.abc import Sequence
 
-from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.adapters.journal_sqlite import SqliteJournal
 from envoy_ext.config import Admission, Config, Pool
 from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
-from envoy_ext.ports import Store
 from envoy_ext.services.admission import PoolDirectory
 
 
@@ -53,11 +50,3 @@ def build_directory(pools: Sequence[Pool]) -> PoolDirectory:
     """Which pool serves which model."""
     models = {model: pool.name for pool in pools for model in pool.models}
     return PoolDirectory(models, tuple(pool.name for pool in pools))
-
-
-async def open_journal(config: Config) -> Store:
-    """The journal that the configuration names."""
-    if config.journal.store == "memory":
-        return MemoryJournal()
-    journal = config.journal
-    return await SqliteJournal.open(journal.path, journal.synchronous, shared=journal.shared)

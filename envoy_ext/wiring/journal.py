@@ -1,0 +1,107 @@
+"""The journal's part of the composition: from configuration to the store that is opened.
+
+Belongs to the composition layer, beside `app`.
+"""
+
+import logging
+from pathlib import Path
+
+from envoy_ext.adapters.journal_memory import MemoryJournal
+from envoy_ext.adapters.journal_redis import RedisJournal
+from envoy_ext.adapters.journal_redis_lane import Replicas
+from envoy_ext.adapters.journal_redis_way import Login, RedisPlace
+from envoy_ext.adapters.journal_sqlite import SqliteJournal
+from envoy_ext.config import Config, Journal
+from envoy_ext.domain.errors import ConfigError
+from envoy_ext.ports import Store
+
+log = logging.getLogger("envoy_ext")
+
+
+async def open_journal(config: Config) -> Store:
+    """The store that the configuration names; what it promises is in the log."""
+    journal = config.journal
+    store = await _open(journal)
+    guarantees = ",".join(sorted(store.guarantees))
+    place = show_place(journal)
+    log.info("journal_opened", extra={"store": journal.store, "place": place, "guarantees": guarantees})
+    if isinstance(store, RedisJournal):
+        for doubt in store.doubts:
+            log.warning("journal_doubt", extra={"place": place, "detail": doubt})
+    return store
+
+
+async def _open(journal: Journal) -> Store:
+    if journal.store == "memory":
+        return MemoryJournal()
+    if journal.store == "redis":
+        return await RedisJournal.open(build_place(journal), journal.prefix, _build_replicas(journal))
+    return await SqliteJournal.open(journal.path, journal.synchronous, shared=journal.shared)
+
+
+def show_place(journal: Journal) -> str:
+    """Where it is, for people; never a user name or a password."""
+    if journal.store == "redis":
+        return build_place(journal, with_logins=False).shown
+    return journal.path if journal.store == "sqlite" else "memory"
+
+
+def build_place(journal: Journal, *, with_logins: bool = True) -> RedisPlace:
+    """Where a Redis journal is, and how to get in.
+
+    Raises:
+        ConfigError: a file of a password cannot be read.
+    """
+    url, sentinel = journal.redis_url, journal.sentinel
+    login = sentinel_login = Login()
+    if with_logins:
+        login = Login(
+            journal.username or (url.username if url else None),
+            _read_password("journal.password_file", journal.password_file) or (url.password if url else None),
+        )
+        if sentinel is not None:
+            password = _read_password("journal.sentinel.password_file", sentinel.password_file)
+            sentinel_login = Login(sentinel.username, password)
+    if sentinel is not None:
+        return RedisPlace(
+            nodes=sentinel.addresses,
+            service=sentinel.service,
+            db=sentinel.db,
+            tls=sentinel.tls,
+            ca_file=journal.ca_file,
+            cert_file=journal.cert_file,
+            key_file=journal.key_file,
+            login=login,
+            sentinel_login=sentinel_login,
+        )
+    assert url is not None, "the configuration is not read without one of the two"
+    return RedisPlace(
+        nodes=() if url.socket is not None else ((url.host, url.port),),
+        socket=url.socket,
+        cluster=journal.cluster,
+        db=url.db,
+        tls=url.tls,
+        ca_file=journal.ca_file,
+        cert_file=journal.cert_file,
+        key_file=journal.key_file,
+        login=login,
+    )
+
+
+def _build_replicas(journal: Journal) -> Replicas | None:
+    return Replicas(journal.wait_replicas, journal.wait_timeout) if journal.wait_replicas else None
+
+
+def _read_password(key: str, path: str | None) -> str | None:
+    """What a file holds, without the line's end; None without a file."""
+    if path is None:
+        return None
+    try:
+        password = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError([f"{key}: {path} cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"{key}: {path} is not UTF-8"]) from None
+    if not password or "\n" in password:
+        raise ConfigError([f"{key}: {path} must hold one line, the password"])
+    return password
