@@ -49,6 +49,7 @@ from envoy_ext.wiring.capacity import build_capacity_policies
 from envoy_ext.wiring.discovery import build_source, show_discovery
 from envoy_ext.wiring.doors import build_grpc, start_grpc, start_operations
 from envoy_ext.wiring.exchanges import (
+    build_boundaries,
     build_directory,
     build_policy,
     build_queue_policy,
@@ -215,6 +216,7 @@ class App:
             observer=observer,
             fleet=fleet,
             directory=build_directory(config.pools),
+            boundaries=build_boundaries(config),
             failover=policy.failover,
             mint_operation_id=mint_operation_id,
             max_request_bytes=config.limits.max_request_bytes,

@@ -62,7 +62,8 @@ class AttemptSession:
             self._live.receive(AttemptClosed(self._attempt_id))
 
     def _receive_request_headers(self, message: Any) -> None:
-        exchange_id = h.read_headers(message.headers).get(names.EXCHANGE, "")
+        headers = h.read_headers(message.headers)
+        exchange_id = headers.get(names.EXCHANGE, "")
         joined = self._exchanges.join(exchange_id, self)
         if joined is None:
             self._send_final(
@@ -70,7 +71,7 @@ class AttemptSession:
             )
             return
         self._live, self._attempt_id = joined
-        self._exchanges.arrive_attempt(self._live, self._attempt_id)
+        self._exchanges.arrive_attempt(self._live, self._attempt_id, PoolName(headers.get(names.POOL, "")))
 
     def _receive_response_headers(self, message: Any, live: LiveExchange, attempt_id: AttemptId) -> None:
         headers = h.read_headers(message.response_headers.headers)

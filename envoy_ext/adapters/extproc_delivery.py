@@ -38,6 +38,7 @@ class DeliverySession:
         self._mint_request_id = mint_request_id
         self._note_chunk = note_chunk
         self._headers: dict[str, str] = {}
+        self._data_class: str | None = None
         self._family = ApiFamily.OTHER
         self._request_id = ""
         self._hostile: list[str] = []
@@ -89,6 +90,12 @@ class DeliverySession:
         if models is not None:
             self._answer_json(build_models_json(models), "envoy_ext_models")
             return
+        try:
+            self._data_class = h.read_data_class(message.headers)
+        except ValueError as mistake:
+            error = ClientError("invalid_request", self._request_id, message=str(mistake))
+            self._arrivals.refuse(self, error)
+            return
         family = match_api(method, path)
         if family is None and not path.startswith(self._pass_through):
             text = f"{method} on this path is not served here"
@@ -121,6 +128,7 @@ class DeliverySession:
             idempotency_key=key,
             deadline_s=deadline_s,
             request_class=headers.get(h.REQUEST_CLASS),
+            data_class=self._data_class,
             upstream_retry=h.is_upstream_retry(headers),
         )
         self._delivery = self._arrivals.arrive(arrival, self)

@@ -10,6 +10,7 @@ REQUEST_ID: Final = "x-request-id"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 DEADLINE: Final = "x-request-deadline"
 REQUEST_CLASS: Final = "x-request-class"
+DATA_CLASS: Final = "x-data-class"
 OPERATION_ID: Final = "x-operation-id"
 ATTEMPT_COUNT: Final = "x-attempt-count"
 ENVOY_ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
@@ -95,6 +96,18 @@ def read_idempotency_key(headers: dict[str, str]) -> str | None:
     if not 0 < len(given) <= MAX_KEY_CHARS or not is_printable_ascii(given):
         raise ValueError(f"Idempotency-Key: must be 1 to {MAX_KEY_CHARS} printable ASCII characters")
     return given
+
+
+def read_data_class(header_map: Any) -> str | None:
+    """The class that a request says its data is of; None when it says nothing.
+
+    Raises:
+        ValueError: it names two, which leaves open which one is meant.
+    """
+    given = [header for header in header_map.headers if header.key.lower() == DATA_CLASS]
+    if len(given) > 1:
+        raise ValueError(f"{DATA_CLASS}: stands more than once; send it once")
+    return read_headers(header_map)[DATA_CLASS] if given else None
 
 
 def is_upstream_retry(headers: dict[str, str]) -> bool:

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from envoy_ext.config.failure_policy import OnUpstreamFailure
 from envoy_ext.config.journal import Journal
-from envoy_ext.config.pools import Pool
+from envoy_ext.config.pools import BOUNDARY, Pool
 from envoy_ext.config.quantities import Duration, DurationOrZero, SizeBetween, WaitOrZero
 from envoy_ext.config.section import (
     SHORT_NAME,
@@ -147,6 +147,13 @@ class Admission(Section):
     )
 
 
+class DataClass(Section):
+    """Requests with this name in `x-data-class`. `default` is the class of those without one."""
+
+    boundaries: Annotated[ListOf[Annotated[str, BOUNDARY]], NotEmpty()]
+    """Those that their prompts may cross, each by its full name."""
+
+
 class Shutdown(Section):
     grace: DurationOrZero = 30.0
     """How long streams in flight may finish after SIGTERM."""
@@ -179,6 +186,11 @@ class Config(Section):
     admission: Admission = Admission()
     tools: Tools | None = None
     """None: no tool listener, and nothing of a tool is known."""
+    data_classes: dict[Annotated[str, SHORT_NAME], DataClass] = Field(
+        default_factory=dict, json_schema_extra={"additionalProperties": False}
+    )
+    """Which pools a request may reach, by the class of its data. Without `default` here, that class
+    reaches local pools only."""
     pass_through: ListOf[PathPrefix] = ()
     """Prefixes of paths that pass unwatched; any other path that is no inference API is refused."""
     shutdown: Shutdown = Shutdown()

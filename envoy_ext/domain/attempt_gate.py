@@ -8,9 +8,10 @@ from typing import Final, assert_never
 
 from envoy_ext.domain import events, records, step
 from envoy_ext.domain.attempt import Attempt, AttemptState, Trigger
+from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.delivery import Delivery
 from envoy_ext.domain.exchange_shared import Shared, Tried
-from envoy_ext.domain.ids import AttemptId, FencingToken, ReplicaId
+from envoy_ext.domain.ids import AttemptId, FencingToken, PoolName, ReplicaId
 from envoy_ext.domain.lease import Lease
 from envoy_ext.domain.retry import (
     LIVENESS_UNKNOWN,
@@ -55,12 +56,32 @@ class AttemptGate:
                 one.lease.revoke(now)  # before another can be granted
         self._attempts.append(attempt)
         self.until = None
-        if attempt.number > 1:
+        outside = self._find_outside(event.pool)
+        if outside is not None:
+            self._hold_boundary(attempt, outside)
+        elif attempt.number > 1:
             self.reconsider(now)
         elif self._delivery.client_waiting:
             self._start(attempt, event.steer_to, now)
         else:
             self._refuse(attempt, GiveUp("upstream_unavailable", "the client has gone"))
+
+    def _find_outside(self, routed_to: PoolName | None) -> PoolName | None:
+        """The pool that this attempt would reach and may not, None where all is well.
+
+        What the exchange was let in with is not trusted to be where the hop's request goes: both must be
+        inside.
+        """
+        identity = self._shared.identity
+        asked = (identity.pool, identity.pool if routed_to is None else routed_to)
+        return next((pool for pool in asked if pool not in identity.allowed_pools), None)
+
+    def _hold_boundary(self, attempt: Attempt, outside: PoolName) -> None:
+        identity = self._shared.identity
+        self._shared.out.notes.append(
+            step.BoundaryHeld(outside, identity.request_id, identity.operation_id, identity.data_class)
+        )
+        self._refuse(attempt, GiveUp(FORBIDDEN, "outside the boundaries of its data class"))
 
     def reconsider(self, now: float) -> None:
         """Decide on the attempt at the gate, if there is one: evidence has come, or time has passed."""

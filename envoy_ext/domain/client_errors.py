@@ -65,6 +65,12 @@ CODES: dict[str, _Code] = {
         "This operation was answered in full; the answer is not kept and is not generated again.",
         False,
     ),
+    "data_class_forbidden": _Code(
+        403,
+        "permission_error",
+        "The only replicas that could answer are outside the boundaries of this request's data class.",
+        False,
+    ),
     "idempotency_key_reused": _Code(
         422, "invalid_request_error", "This idempotency key was used with another request body.", False
     ),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from envoy_ext.domain.api import RequestFacts
-from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, ReplicaId
+from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import FenceProof
 
 
@@ -108,6 +108,8 @@ class AttemptArrived:
     attempt_id: AttemptId
     steer_to: Target | None = None
     """Where a first attempt must go, when Envoy could choose a replica that must not serve."""
+    pool: PoolName | None = None
+    """The pool that the egress hop will route it to; None where nobody tells."""
 
 
 @dataclass(frozen=True, slots=True)

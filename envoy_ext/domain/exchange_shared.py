@@ -8,6 +8,7 @@ from typing import Protocol
 
 from envoy_ext.domain import step
 from envoy_ext.domain.attempt import Attempt
+from envoy_ext.domain.boundaries import DEFAULT
 from envoy_ext.domain.ending import Evidence, Resolution
 from envoy_ext.domain.events import RequestArrived, Target
 from envoy_ext.domain.ids import ExchangeId, OperationId, PoolName, ReplicaId
@@ -24,6 +25,10 @@ class Identity:
     operation_id: OperationId
     request_id: str
     pool: PoolName
+    allowed_pools: frozenset[PoolName]
+    """All that its data class may reach, by the configuration alone: no attempt goes elsewhere."""
+    data_class: str = DEFAULT
+    """As the configuration names it."""
     caller: str = ""
     """Hash of the credential the request came with."""
     key_hash: str | None = None

@@ -274,6 +274,18 @@ class RequestRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundaryHeld:
+    """A request was not let go to a pool, because the class of its data may not go there."""
+
+    pool: PoolName
+    request_id: str
+    operation_id: OperationId | None
+    """None before there is one."""
+    data_class: str
+    """As the configuration names it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotGiven:
     """A request was given a slot of a pool with a limit, after so long; 0 where one was free."""
 
@@ -303,6 +315,7 @@ Note = (
     | StreamInterrupted
     | ExchangeEnded
     | RequestRefused
+    | BoundaryHeld
     | SlotGiven
     | MalformedEvents
 )

@@ -9,6 +9,7 @@ import sys
 from typing import Final, TextIO, assert_never
 
 from envoy_ext.domain import step
+from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.observability.log_format import JsonFormatter
 from envoy_ext.observability.log_writer import LineWriter
@@ -80,6 +81,15 @@ class LoggingObserver:
                 pass  # counted only: one line for each exchange is enough
             case step.FenceAwaited() | step.FenceReached():
                 pass  # counted only; the replay's line follows
+            case step.BoundaryHeld():
+                self._log_event(
+                    logging.WARNING,
+                    FORBIDDEN,
+                    operation_id=note.operation_id,
+                    request_id=note.request_id,
+                    pool=note.pool,
+                    data_class=note.data_class,
+                )
             case step.ReplayRefused():
                 self._log_event(
                     logging.INFO,

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from envoy_ext import __version__
 from envoy_ext.domain import step
+from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.fleet_view import FleetView
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, Phase, Reason
@@ -190,7 +191,7 @@ class Metrics:
         for pool in self._inflight_counts:
             self.malformed_events.labels(pool)
             self.queue_depth.labels(pool)
-            for code in ("queue_full", "queue_deadline_exceeded", "no_ready_replica"):
+            for code in ("queue_full", "queue_deadline_exceeded", "no_ready_replica", FORBIDDEN):
                 self.shed.labels(pool, code)
             for phase in INFLIGHT_PHASES:
                 self.inflight.labels(pool, phase).set(0)
@@ -298,6 +299,8 @@ class MetricsObserver:
                 pass  # where streams run is the fleet's own figure
             case step.RequestRefused():
                 metrics.note_refusal(note.pool or "", note.code)
+            case step.BoundaryHeld():
+                metrics.note_refusal(note.pool, FORBIDDEN)
             case step.SlotGiven():
                 metrics.queue_wait.observe(note.waited_s)
             case step.MalformedEvents():

@@ -7,6 +7,7 @@ from hashlib import sha256
 from urllib.parse import unquote
 
 from envoy_ext.domain.api import MODELS_PATH, ApiFamily, InvalidRequest, ReadRequest, parse_request
+from envoy_ext.domain.boundaries import DEFAULT, Boundaries
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.events import RequestArrived
 from envoy_ext.domain.ids import OperationId, PoolName
@@ -29,6 +30,8 @@ class Arrival:
     deadline_s: float | None
     request_class: str | None
     """What kind of traffic it says it is."""
+    data_class: str | None
+    """What it says that its data is, None where it says nothing."""
     upstream_retry: bool
     """The request says that an Envoy or mesh before us is repeating it (`x-envoy-attempt-count`)."""
 
@@ -39,8 +42,19 @@ class Admitted:
 
     request: RequestArrived
     pool: PoolName
+    allowed_pools: frozenset[PoolName]
+    """All that the class of its data may reach."""
+    data_class: str
     prefixes: tuple[bytes, ...] = ()
     """Of its prompt, as hashes: where it was computed, a replay would be cheaper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forbidden:
+    """The request is for a pool that the class of its data may not reach."""
+
+    pool: PoolName
+    data_class: str
 
 
 HashPrompt = Callable[[PoolName, ReadRequest], tuple[bytes, ...]]
@@ -73,11 +87,19 @@ class PoolDirectory:
 
 
 def decide_admission(
-    arrival: Arrival, directory: PoolDirectory, max_request_bytes: int, hash_prompt: HashPrompt
-) -> Admitted | ClientError:
+    arrival: Arrival,
+    directory: PoolDirectory,
+    boundaries: Boundaries,
+    max_request_bytes: int,
+    hash_prompt: HashPrompt,
+) -> Admitted | Forbidden | ClientError:
     """Read the request and find its pool, or say what is wrong with it."""
     if len(arrival.body) > max_request_bytes:
         return ClientError("request_too_large", arrival.request_id)
+    allowed = boundaries.find_allowed(arrival.data_class)
+    if allowed is None:
+        known = ", ".join(boundaries.names)
+        return _invalid(arrival, f"x-data-class: is not a class that this gateway knows; use one of {known}")
     try:
         read = parse_request(arrival.family, arrival.body, arrival.content_encoding, path=arrival.path)
     except InvalidRequest as mistake:
@@ -86,10 +108,13 @@ def decide_admission(
     pool = directory.decide_pool(arrival, facts.model)
     if isinstance(pool, ClientError):
         return pool
+    data_class = DEFAULT if arrival.data_class is None else arrival.data_class
+    if pool not in allowed:
+        return Forbidden(pool, data_class)
     digest = sha256(arrival.body).hexdigest()
     path = arrival.path.partition("?")[0]
     request = RequestArrived(facts, path, digest, len(arrival.body), arrival.deadline_s)
-    return Admitted(request, pool, hash_prompt(pool, read))
+    return Admitted(request, pool, allowed, data_class, hash_prompt(pool, read))
 
 
 def decide_repeat(arrival: Arrival, body_sha256: str, earlier: Operation) -> ClientError | None:

@@ -7,6 +7,7 @@ from hashlib import sha256
 from envoy_ext.domain import step
 from envoy_ext.domain.api import ApiFamily, ReadRequest
 from envoy_ext.domain.availability import Availability
+from envoy_ext.domain.boundaries import FORBIDDEN, Boundaries
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.events import DeliveryClosed, Event, ResponseBody
@@ -18,6 +19,7 @@ from envoy_ext.ports import Clock, DeliverySink, Journal, Observer
 from envoy_ext.services.admission import (
     Admitted,
     Arrival,
+    Forbidden,
     PoolDirectory,
     build_incomplete_error,
     decide_admission,
@@ -73,6 +75,7 @@ class Arrivals:
         observer: Observer,
         fleet: Fleet,
         directory: PoolDirectory,
+        boundaries: Boundaries,
         failover: FailoverPolicy,
         mint_operation_id: Callable[[], OperationId],
         max_request_bytes: int,
@@ -88,6 +91,7 @@ class Arrivals:
         self._observer = observer
         self._fleet = fleet
         self._directory = directory
+        self._boundaries = boundaries
         self._failover = failover
         self._mint_operation_id = mint_operation_id
         self._max_request_bytes = max_request_bytes
@@ -100,9 +104,14 @@ class Arrivals:
         if closed is not None:
             self.refuse(sink, closed)
             return delivery
-        admitted = decide_admission(arrival, self._directory, self._max_request_bytes, self._hash_prompt)
+        admitted = decide_admission(
+            arrival, self._directory, self._boundaries, self._max_request_bytes, self._hash_prompt
+        )
         if isinstance(admitted, ClientError):
             self.refuse(sink, admitted)
+            return delivery
+        if isinstance(admitted, Forbidden):
+            self._hold_boundary(sink, arrival, admitted)
             return delivery
         if self._fleet.availability(admitted.pool) is Availability.EMPTY:
             self.refuse(sink, ClientError("no_ready_replica", arrival.request_id), admitted.pool)
@@ -135,6 +144,10 @@ class Arrivals:
         self._background.run(self._show_operation(OperationId(operation_id), caller, answer))
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _hold_boundary(self, sink: DeliverySink, arrival: Arrival, held: Forbidden) -> None:
+        self._observer.note(step.BoundaryHeld(held.pool, arrival.request_id, None, held.data_class))
+        sink.send(step.RespondLocally(ClientError(FORBIDDEN, arrival.request_id)))
 
     def _open(self, delivery: Delivery, opening: Opening) -> bool:
         """Whether it became an exchange, which goes on or waits for a slot; else it was refused."""

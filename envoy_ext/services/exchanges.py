@@ -28,7 +28,7 @@ from envoy_ext.domain.events import (
 )
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.exchange_shared import ExchangePolicy, Identity
-from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, ReplicaId, SeatId
+from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, ReplicaId, SeatId
 from envoy_ext.domain.silent_loss import is_unconfirmed
 from envoy_ext.ports import (
     AttemptSink,
@@ -125,6 +125,8 @@ class Exchanges:
             operation_id=opening.operation_id,
             request_id=arrival.request_id,
             pool=admitted.pool,
+            allowed_pools=admitted.allowed_pools,
+            data_class=admitted.data_class,
             caller=arrival.caller,
             key_hash=opening.key_hash,
         )
@@ -180,12 +182,17 @@ class Exchanges:
         self._attempts[attempt_id] = live
         return live, attempt_id
 
-    def arrive_attempt(self, live: LiveExchange, attempt_id: AttemptId) -> None:
-        """A joined attempt asks to start; its sink is sent StartAttempt or a refusal."""
+    def arrive_attempt(
+        self, live: LiveExchange, attempt_id: AttemptId, routed_to: PoolName | None = None
+    ) -> None:
+        """A joined attempt asks to start; its sink is sent StartAttempt or a refusal.
+
+        `routed_to` is the pool that its hop will send it to, by the hop's own word.
+        """
         identity = live.exchange.identity
         slot_at = self._queues.choose_replica(identity.pool, identity.operation_id)
         replicas = ExchangeReplicas(self._fleet, identity.pool, self._clock)
-        live.receive(AttemptArrived(attempt_id, replicas.choose_first_target(slot_at)))
+        live.receive(AttemptArrived(attempt_id, replicas.choose_first_target(slot_at), routed_to))
 
     def find_attempt(self, attempt_id: AttemptId) -> LiveExchange | None:
         """The exchange in flight that an attempt belongs to."""

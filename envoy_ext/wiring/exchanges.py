@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from envoy_ext.config import Admission, Config, Pool
 from envoy_ext.domain.admission_queue import QueuePolicy
+from envoy_ext.domain.boundaries import Boundaries, DataClass
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.retry import FailoverPolicy
@@ -50,3 +51,9 @@ def build_directory(pools: Sequence[Pool]) -> PoolDirectory:
     """Which pool serves which model."""
     models = {model: pool.name for pool in pools for model in pool.models}
     return PoolDirectory(models, tuple(pool.name for pool in pools))
+
+
+def build_boundaries(config: Config) -> Boundaries:
+    """Which pools each class of data may reach."""
+    classes = [DataClass(name, frozenset(one.boundaries)) for name, one in config.data_classes.items()]
+    return Boundaries(classes, {pool.name: pool.boundary for pool in config.pools})

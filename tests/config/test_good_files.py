@@ -38,6 +38,7 @@ def test_the_smallest_file_has_the_documented_defaults() -> None:
     assert (config.retry_budget.percent, config.retry_budget.min_concurrency) == (20, 3)
     assert (config.lease.ttl, config.lease.renew, config.lease.margin) == (6, 2, 1)
     assert (config.admission.queue, config.admission.max_wait, config.admission.classes) == (256, 30, {})
+    assert config.data_classes == {}
     assert config.pass_through == ()
     assert config.shutdown.grace == 30
     assert pool.boundary == "local"
@@ -96,6 +97,8 @@ def test_every_key_is_read() -> None:
     assert embed.engine == "generic"
     assert config.admission.classes["interactive"].max_wait == 5
     assert config.admission.classes["batch"].max_wait is None
+    assert config.data_classes["default"].boundaries == ("local", "site")
+    assert config.data_classes["public"].boundaries == ("local", "site", "external:partner-1")
     assert config.pass_through == ("/v1/audio/", "/version")
     assert config.tools is not None
     assert (config.tools.listener.address, config.tools.listener.port) == ("127.0.0.2", 18081)

@@ -79,6 +79,7 @@ def test_every_kind_of_note_is_either_logged_or_left_to_the_metrics(
         "AttemptFinished": ["attempt_failed"],
         "ReplayStarted": ["replay_started"],
         "ReplayRefused": ["replay_refused"],
+        "BoundaryHeld": ["data_class_forbidden"],
     }
     assert [event["event"] for event in lines.events] == expected.get(kind.__name__, [])
 
@@ -101,6 +102,23 @@ def test_an_exchange_ends_with_one_line_that_holds_its_ids_and_its_ending(
         "attempts": 2,
         "delivered_deltas": 37,
         "duration_s": 1.5,
+        "logger": "envoy_ext.test",
+    }
+
+
+def test_a_request_that_is_held_at_a_boundary_is_told_by_ids_alone(
+    observer: LoggingObserver, lines: Lines
+) -> None:
+    observer.note(SAMPLES[step.BoundaryHeld])
+    event = one(lines)
+    assert event.pop("ts").endswith("Z")
+    assert event == {
+        "level": "warning",
+        "event": "data_class_forbidden",
+        "operation_id": "op_1",
+        "request_id": "req-1",
+        "pool": "chat",
+        "data_class": "default",
         "logger": "envoy_ext.test",
     }
 

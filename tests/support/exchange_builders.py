@@ -20,7 +20,7 @@ JSON = "application/json"
 
 
 def identity() -> Identity:
-    return Identity(ExchangeId("exg_1"), OPERATION, "req-1", POOL, caller="caller-hash")
+    return Identity(ExchangeId("exg_1"), OPERATION, "req-1", POOL, frozenset({POOL}), caller="caller-hash")
 
 
 def Req(

@@ -48,6 +48,7 @@ SAMPLES: dict[type, step.Note] = {
     step.AttemptLetGo: step.AttemptLetGo(AttemptId("att_1"), CHAT),
     step.AttemptProved: step.AttemptProved(AttemptId("att_1"), CHAT, FenceProof.CANCEL_ACK),
     step.RequestRefused: step.RequestRefused(CHAT, "draining"),
+    step.BoundaryHeld: step.BoundaryHeld(CHAT, "req-1", OperationId("op_1"), "default"),
     step.SlotGiven: step.SlotGiven(CHAT, 2.5),
     step.MalformedEvents: step.MalformedEvents(CHAT, 3),
 }

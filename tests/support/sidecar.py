@@ -11,6 +11,7 @@ from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
 from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.api import ApiFamily
+from envoy_ext.domain.boundaries import Boundaries, DataClass
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody, ResponseStarted
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.fingerprint import Fingerprint
@@ -85,21 +86,37 @@ class Sidecar:
     queue_policy: QueuePolicy = field(default_factory=lambda: QueuePolicy(256, TrafficClasses(())))
     connections: Connections | None = None
     trace: Trace | None = None
+    others: dict[str, str] = field(default_factory=dict)
+    """More pools, each with a model of its own name and one replica `<name>-a`, by their boundary."""
+    boundary: str = "local"
+    """Of the first pool."""
+    data_classes: tuple[DataClass, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
         clock = self.clock
-        pool = FleetPool(POOL, Fingerprint(POOL), ReadinessPolicy(), False, False, ViewPolicy())
-        fleet = Fleet([pool], clock, on_view=lambda view: None, on_change=lambda change: None)
+        others = {PoolName(name): boundary for name, boundary in self.others.items()}
+        names = (POOL, *others)
+        fleet = Fleet(
+            [
+                FleetPool(one, Fingerprint(one), ReadinessPolicy(), False, False, ViewPolicy())
+                for one in names
+            ],
+            clock,
+            on_view=lambda view: None,
+            on_change=lambda change: None,
+        )
         list_members(fleet, POOL, self.replicas)
+        for one in others:
+            list_members(fleet, one, (f"{one}-a",))
         self.fleet = fleet
         background = Background(self.watcher)
         self.keeper = SeatKeeper(self.journal, clock, self.policy.lease, f"gw{self.name}")
         run_now(self.keeper.take())
         self.queues = Queues(
             self.queue_policy,
-            [POOL],
-            rooms=Rooms(fleet, {POOL: self.concurrency}),
+            names,
+            rooms=Rooms(fleet, dict.fromkeys(names, self.concurrency)),
             fleet=fleet,
             clock=clock,
             observer=self.watcher,
@@ -126,7 +143,8 @@ class Sidecar:
             journal=self.journal,
             observer=self.watcher,
             fleet=fleet,
-            directory=PoolDirectory({MODEL: POOL}, (POOL,)),
+            directory=PoolDirectory({MODEL: POOL} | {str(one): one for one in others}, names),
+            boundaries=Boundaries(self.data_classes, {POOL: self.boundary} | others),
             failover=self.policy.failover,
             mint_operation_id=lambda: OperationId(f"op_{self.name}{next(numbers)}"),
             max_request_bytes=1 << 20,
@@ -144,11 +162,13 @@ class Sidecar:
         caller: str = "",
         deadline_s: float | None = None,
         request_class: str | None = None,
+        data_class: str | None = None,
+        body: bytes = BODY,
     ) -> Arrival:
         return Arrival(
             family=family,
             path="/v1/chat/completions",
-            body=BODY,
+            body=body,
             content_encoding="",
             request_id=request_id,
             caller=caller,
@@ -156,6 +176,7 @@ class Sidecar:
             deadline_s=deadline_s,
             upstream_retry=False,
             request_class=request_class,
+            data_class=data_class,
         )
 
     async def settle(self) -> None:
