@@ -140,7 +140,8 @@ class ToolLedger(Protocol):
     async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
         """Write what became of a call, and keep its result with it: `domain.tool_calls.end_call`.
 
-        Whether it counted: a call that has an end by now, or another maker, or is not there, stays as it is.
+        Whether it counted: a call that has an end by now, was let through again since, or is not there, stays
+        as it is. A result comes with a `recorded` end and with no other (`domain.tool_calls.check_end`).
         Needs no running operation: what a call did is worth knowing also when its attempt has ended.
         """
 

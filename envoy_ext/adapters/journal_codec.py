@@ -69,36 +69,42 @@ def encode_record(record: Record) -> str:
 
 def decode_record(text: str | bytes) -> Record:
     """The record that a line of a journal holds, or `UnreadableRecord`."""
-    try:
-        decoded: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableRecord("a journal record is not JSON") from error
-    if not isinstance(decoded, dict):
-        raise UnreadableRecord("a journal record is not a JSON object")
-    version = decoded.get("v")
-    if type(version) is not int or version < 1:
-        raise UnreadableRecord("a journal record has no version")
-    if version > VERSION:
-        raise UnreadableRecord(
-            f"a journal record has version {version}, this program reads up to {VERSION}: "
-            "it was written by a later release"
-        )
+    decoded = read_object(text, "a journal record", VERSION)
     kind = decoded.get("kind")
     read = _READERS.get(kind) if isinstance(kind, str) else None
     if read is None:
         raise UnreadableRecord("a journal record is of a kind this program does not know")
-    return read(_Fields(str(kind), decoded))
+    return read(Fields(f"a journal record {kind}", decoded))
 
 
-class _Fields:
-    """The fields of one decoded record, read by name and by type."""
+def read_object(text: str | bytes, what: str, up_to: int) -> dict[str, object]:
+    """The object that a line holds, of a version that is known; or `UnreadableRecord`."""
+    try:
+        decoded: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRecord(f"{what} is not JSON") from error
+    if not isinstance(decoded, dict):
+        raise UnreadableRecord(f"{what} is not a JSON object")
+    version = decoded.get("v")
+    if type(version) is not int or version < 1:
+        raise UnreadableRecord(f"{what} has no version")
+    if version > up_to:
+        raise UnreadableRecord(
+            f"{what} has version {version}, this program reads up to {up_to}: "
+            "it was written by a later release"
+        )
+    return decoded
 
-    def __init__(self, kind: str, values: dict[str, object]) -> None:
-        self._kind = kind
+
+class Fields:
+    """The fields of one decoded object, read by name and by type; `what` it is stands in every refusal."""
+
+    def __init__(self, what: str, values: dict[str, object]) -> None:
+        self._what = what
         self._values = values
 
     def _fault(self, name: str, wanted: str) -> NoReturn:
-        raise UnreadableRecord(f"a journal record {self._kind} has no usable {name}: {wanted} expected")
+        raise UnreadableRecord(f"{self._what} has no usable {name}: {wanted} expected")
 
     def _value(self, name: str, wanted: str) -> object:
         if name not in self._values:
@@ -163,11 +169,20 @@ class _Fields:
     def word_or_none(self, name: str, words: type[_Word]) -> _Word | None:
         return None if self.is_null(name) else self.word(name, words)
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._value(name, "a list of strings")
+        if not isinstance(value, list):
+            self._fault(name, "a list of strings")
+        texts = tuple(one for one in value if isinstance(one, str))
+        if len(texts) != len(value):
+            self._fault(name, "a list of strings")
+        return texts
+
     def replica_or_none(self, name: str) -> ReplicaId | None:
         return None if self.is_null(name) else ReplicaId(self.text(name))
 
 
-def _read_operation_begun(fields: _Fields) -> OperationBegun:
+def _read_operation_begun(fields: Fields) -> OperationBegun:
     return OperationBegun(
         operation_id=OperationId(fields.text("operation_id")),
         exchange_id=ExchangeId(fields.text("exchange_id")),
@@ -187,7 +202,7 @@ def _read_operation_begun(fields: _Fields) -> OperationBegun:
     )
 
 
-def _read_ownership_taken(fields: _Fields) -> OwnershipTaken:
+def _read_ownership_taken(fields: Fields) -> OwnershipTaken:
     return OwnershipTaken(
         operation_id=OperationId(fields.text("operation_id")),
         at=fields.time("at"),
@@ -196,7 +211,7 @@ def _read_ownership_taken(fields: _Fields) -> OwnershipTaken:
     )
 
 
-def _read_attempt_started(fields: _Fields) -> AttemptStarted:
+def _read_attempt_started(fields: Fields) -> AttemptStarted:
     return AttemptStarted(
         operation_id=OperationId(fields.text("operation_id")),
         attempt_id=AttemptId(fields.text("attempt_id")),
@@ -207,7 +222,7 @@ def _read_attempt_started(fields: _Fields) -> AttemptStarted:
     )
 
 
-def _read_first_delta_sent(fields: _Fields) -> FirstDeltaSent:
+def _read_first_delta_sent(fields: Fields) -> FirstDeltaSent:
     return FirstDeltaSent(
         operation_id=OperationId(fields.text("operation_id")),
         attempt_id=AttemptId(fields.text("attempt_id")),
@@ -216,7 +231,7 @@ def _read_first_delta_sent(fields: _Fields) -> FirstDeltaSent:
     )
 
 
-def _read_attempt_ended(fields: _Fields) -> AttemptEnded:
+def _read_attempt_ended(fields: Fields) -> AttemptEnded:
     return AttemptEnded(
         operation_id=OperationId(fields.text("operation_id")),
         attempt_id=AttemptId(fields.text("attempt_id")),
@@ -228,7 +243,7 @@ def _read_attempt_ended(fields: _Fields) -> AttemptEnded:
     )
 
 
-def _read_operation_ended(fields: _Fields) -> OperationEnded:
+def _read_operation_ended(fields: Fields) -> OperationEnded:
     return OperationEnded(
         operation_id=OperationId(fields.text("operation_id")),
         at=fields.time("at"),
@@ -245,7 +260,7 @@ def _read_operation_ended(fields: _Fields) -> OperationEnded:
     )
 
 
-_READERS: Final[dict[str, Callable[[_Fields], Record]]] = {
+_READERS: Final[dict[str, Callable[[Fields], Record]]] = {
     _KINDS[OperationBegun]: _read_operation_begun,
     _KINDS[OwnershipTaken]: _read_ownership_taken,
     _KINDS[AttemptStarted]: _read_attempt_started,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from envoy_ext.adapters.journal_codec import encode_record
+from envoy_ext.adapters.tool_call_codec import refuse_unwritable
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
@@ -19,6 +20,7 @@ from envoy_ext.domain.tool_calls import (
     Claim,
     NewCall,
     ToolCall,
+    check_end,
     decide_claim,
     end_call,
     may_begin_calls,
@@ -95,6 +97,7 @@ class MemoryJournal:
 
     async def begin_call(self, wanted: NewCall) -> Claim:
         self._refuse_when_closed()
+        refuse_unwritable(wanted.at)
         operation = self._operations.get(wanted.operation_id)
         if operation is None or not may_begin_calls(operation, wanted.attempt_id):
             return CallRefused(CallRefusal.FENCED)
@@ -106,6 +109,8 @@ class MemoryJournal:
 
     async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
         self._refuse_when_closed()
+        check_end(end, result)
+        refuse_unwritable(end.at)
         call = self._calls.get(ledger_id, {}).get(end.call_id)
         if call is None or (ended := end_call(call, end)) == call:
             return False

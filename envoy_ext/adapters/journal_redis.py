@@ -25,13 +25,14 @@ from envoy_ext.adapters.journal_redis_server import (
 )
 from envoy_ext.adapters.journal_redis_text import build_digest, decode, encode
 from envoy_ext.adapters.journal_redis_way import ANSWER_S, RedisPlace, Way, build_way
+from envoy_ext.adapters.tool_call_codec import refuse_unwritable
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation, build_operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, OperationEnded, OwnershipTaken, Record, find_operation
-from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
+from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall, check_end
 
 PAGE: Final = 256
 """Operations that one call lists: Redis serves nobody else meanwhile."""
@@ -192,10 +193,13 @@ class RedisJournal:
 
     async def begin_call(self, wanted: NewCall) -> Claim:
         self._refuse_when_closed()
+        refuse_unwritable(wanted.at)
         return await ledger.begin_call(self._read, self._write, wanted)
 
     async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
         self._refuse_when_closed()
+        check_end(end, result)
+        refuse_unwritable(end.at)
         return await ledger.write_end(self._read, self._write, ledger_id, end, result)
 
     async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
@@ -204,7 +208,7 @@ class RedisJournal:
         return ledger.read_ledger(await self._reads.submit(None, "HGETALL", key)).calls
 
     async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
-        return await self._read_kept(ledger_id, call_id)
+        return await self._read_kept(ledger_id, ledger.name_result(call_id))
 
     # --- seats --------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.tool_calls import (
     CallEnd,
+    CallId,
     CallRefusal,
     CallRefused,
     Claim,
@@ -99,7 +100,7 @@ async def write_end(
         if call is None or (ended := end_call(call, end)) == call:
             return False
         put = [b"", b"", encode(ledger_id), *ledger.build_write(ended, by)]
-        if await write(PUT, *put, encode(end.call_id), kept) == DONE:
+        if await write(PUT, *put, encode(name_result(end.call_id)), kept) == DONE:
             return True
     raise JournalUnavailable("the end of a tool's call was overtaken again and again by others")
 
@@ -131,6 +132,11 @@ def read_pairs(fields: Sequence[bytes] | Mapping[bytes, bytes]) -> list[tuple[by
     if isinstance(fields, Mapping):
         return list(fields.items())
     return list(zip(fields[::2], fields[1::2], strict=True))
+
+
+def name_result(call_id: CallId) -> str:
+    """What a call's result is called among the kept answers: never as the operation's own."""
+    return f"of {call_id}"
 
 
 def encode_answer(answer: KeptAnswer) -> bytes:

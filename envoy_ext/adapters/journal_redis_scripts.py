@@ -18,7 +18,7 @@ Redis Cluster; a script is told the first key and names the others itself.
     {prefix}:owners         set     the seats that have such operations
     {prefix}:calls:ID       hash    a ledger: `version`, which grows with each write; `N`, its Nth call as
                                     `tool_call_codec` writes it; `N by`, the write that it is from
-    {prefix}:answers:ID     hash    what is kept whole: `answer`, of the operation; a call's id, its result
+    {prefix}:answers:ID     hash    what is kept whole: `answer`, of the operation; `of CALL`, a call's result
 """
 
 import hashlib
@@ -33,7 +33,7 @@ SEAT_LOST: Final = b"seat lost"
 HELD: Final = b"held"
 """The key has another operation; its records follow."""
 ANSWER: Final = "answer"
-"""The name of an operation's own answer among those that are kept; a tool's result has its call's id."""
+"""The name of an operation's own answer among those that are kept; a tool's result is named after its call."""
 LATER_SCHEMA: Final = "LATERSCHEMA"
 """How the error begins that a script answers when a later release has written the journal."""
 

@@ -31,12 +31,13 @@ from envoy_ext.adapters.journal_sqlite_file import (
     explained,
 )
 from envoy_ext.adapters.journal_sqlite_writer import Writer
+from envoy_ext.adapters.tool_call_codec import refuse_unwritable
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record, find_operation
-from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
+from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall, check_end
 
 _GUARANTEES: Final[dict[Synchronous, frozenset[str]]] = {
     # https://www.sqlite.org/pragma.html#pragma_synchronous: in WAL mode NORMAL syncs at checkpoints
@@ -132,6 +133,18 @@ class SqliteJournalReader(_Reads):
         real = Path(os.path.realpath(path))
         return cls(real, await asyncio.to_thread(connect_for_reading, real))
 
+    # A file of an earlier release has no tables for these, and nobody but its next owner may make them.
+
+    async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
+        return await super().read_answer(operation_id) if await self._read(ledger.is_there) else None
+
+    async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
+        return await super().read_calls(ledger_id) if await self._read(ledger.is_there) else ()
+
+    async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
+        there = await self._read(ledger.is_there)
+        return await super().read_result(ledger_id, call_id) if there else None
+
 
 class SqliteJournal(_Reads):
     """`ports.Store` on one SQLite file that this process owns, or shares with others on its machine.
@@ -211,10 +224,13 @@ class SqliteJournal(_Reads):
 
     async def begin_call(self, wanted: NewCall) -> Claim:
         self._refuse_when_closed()
+        refuse_unwritable(wanted.at)
         return await self._writer.submit(partial(ledger.begin_call, wanted=wanted))
 
     async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
         self._refuse_when_closed()
+        check_end(end, result)
+        refuse_unwritable(end.at)
         work = partial(ledger.write_end, ledger_id=ledger_id, end=end, result=result)
         return await self._writer.submit(work)
 

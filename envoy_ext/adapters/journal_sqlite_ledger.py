@@ -30,7 +30,13 @@ _PUT_CALL: Final = (
     " ON CONFLICT (ledger_id, call_id) DO UPDATE SET body = excluded.body"
 )
 OWN_ANSWER: Final = ""
-"""The name of an operation's own answer among the kept ones; a tool's result has its call's id."""
+"""The name of an operation's own answer among the kept ones; a tool's result is named after its call."""
+
+
+def is_there(connection: sqlite3.Connection) -> bool:
+    """Whether the file has tables for all this: one that only earlier releases wrote has none."""
+    found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('answers', 'tool_calls')")
+    return bool(found.fetchone()[0] == 2)
 
 
 def keep_answer(connection: sqlite3.Connection, of: OperationId, name: str, answer: KeptAnswer) -> None:
@@ -39,7 +45,7 @@ def keep_answer(connection: sqlite3.Connection, of: OperationId, name: str, answ
     connection.execute(
         "INSERT INTO answers (operation_id, name, status, headers, body) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (operation_id, name) DO NOTHING",
-        (codec.build_column(of), name, answer.status, headers, answer.body),
+        (codec.build_column(of), codec.build_column(name), answer.status, headers, answer.body),
     )
 
 
@@ -47,7 +53,7 @@ def read_answer(connection: sqlite3.Connection, of: OperationId, name: str) -> K
     """`ports.Journal.read_answer` and `ports.ToolLedger.read_result`."""
     row = connection.execute(
         "SELECT status, headers, body FROM answers WHERE operation_id = ? AND name = ?",
-        (codec.build_column(of), name),
+        (codec.build_column(of), codec.build_column(name)),
     ).fetchone()
     return None if row is None else KeptAnswer(row[0], tool_call_codec.decode_headers(row[1]), row[2])
 
@@ -68,7 +74,8 @@ def write_end(
     connection: sqlite3.Connection, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None
 ) -> bool:
     """`ports.ToolLedger.end_call`."""
-    row = connection.execute(_CALL, (codec.build_column(ledger_id), end.call_id)).fetchone()
+    named = (codec.build_column(ledger_id), codec.build_column(end.call_id))
+    row = connection.execute(_CALL, named).fetchone()
     if row is None:
         return False
     call = tool_call_codec.decode_call(row[0])
@@ -77,7 +84,7 @@ def write_end(
         return False
     _put(connection, ledger_id, ended)
     if result is not None:
-        keep_answer(connection, ledger_id, end.call_id, result)
+        keep_answer(connection, ledger_id, _name_result(end.call_id), result)
     return True
 
 
@@ -89,7 +96,11 @@ def read_calls(connection: sqlite3.Connection, ledger_id: OperationId) -> tuple[
 
 def read_result(connection: sqlite3.Connection, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
     """`ports.ToolLedger.read_result`."""
-    return read_answer(connection, ledger_id, call_id)
+    return read_answer(connection, ledger_id, _name_result(call_id))
+
+
+def _name_result(call_id: CallId) -> str:
+    return f"of {call_id}"
 
 
 def _put(connection: sqlite3.Connection, ledger_id: OperationId, call: ToolCall) -> None:

@@ -1,17 +1,19 @@
 """Calls of the tool ledger, and kept answers' headers, as stores write them: lines of ASCII JSON.
 
-Every reader refuses what it does not know, as `journal_codec` does.
+Every reader is as strict, and as lenient, as those of `journal_codec`.
 """
 
 import dataclasses
 import json
+import math
 from typing import Final
 
-from envoy_ext.adapters.journal_codec import UnreadableRecord
+from envoy_ext.adapters.journal_codec import Fields, UnreadableRecord, read_object
 from envoy_ext.domain.ids import AttemptId, OperationId
 from envoy_ext.domain.tool_calls import CallId, CallState, ToolCall
 
 VERSION: Final = 1
+_WHAT: Final = "a tool call of the ledger"
 
 
 def encode_call(call: ToolCall) -> str:
@@ -21,28 +23,25 @@ def encode_call(call: ToolCall) -> str:
 
 def decode_call(text: str | bytes) -> ToolCall:
     """The call that a line holds, or `UnreadableRecord`."""
-    try:
-        fields = json.loads(text)
-        if fields["v"] != VERSION:
-            raise UnreadableRecord(
-                f"a tool call has version {fields['v']!s:.20}, this program reads {VERSION}"
-            )
-        return ToolCall(
-            call_id=CallId(_text(fields["call_id"])),
-            tool=_text(fields["tool"]),
-            fingerprint=_text(fields["fingerprint"]),
-            arguments_sha256=_text(fields["arguments_sha256"]),
-            ordinal=int(fields["ordinal"]),
-            idempotent=_flag(fields["idempotent"]),
-            attempts=tuple(AttemptId(_text(one)) for one in fields["attempts"]),
-            operation_id=OperationId(_text(fields["operation_id"])),
-            state=CallState(fields["state"]),
-            begun_at=float(fields["begun_at"]),
-            ended_at=None if fields["ended_at"] is None else float(fields["ended_at"]),
-            status=None if fields["status"] is None else int(fields["status"]),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnreadableRecord("a tool call in the ledger cannot be read") from error
+    fields = Fields(_WHAT, read_object(text, _WHAT, VERSION))
+    attempts = tuple(AttemptId(one) for one in fields.texts("attempts"))
+    if not attempts:
+        raise UnreadableRecord(f"{_WHAT} was made by no attempt")
+    return ToolCall(
+        call_id=CallId(fields.text("call_id")),
+        tool=fields.text("tool"),
+        fingerprint=fields.text("fingerprint"),
+        arguments_sha256=fields.text("arguments_sha256"),
+        ordinal=fields.count("ordinal"),
+        idempotent=fields.flag("idempotent"),
+        attempts=attempts,
+        operation_id=OperationId(fields.text("operation_id")),
+        state=fields.word("state", CallState),
+        begun_at=fields.time("begun_at"),
+        ended_at=fields.time_or_none("ended_at"),
+        status=fields.count_or_none("status"),
+        grants=fields.count("grants"),
+    )
 
 
 def encode_headers(headers: tuple[tuple[str, str], ...]) -> str:
@@ -53,18 +52,23 @@ def encode_headers(headers: tuple[tuple[str, str], ...]) -> str:
 def decode_headers(text: str | bytes) -> tuple[tuple[str, str], ...]:
     """The headers that a line holds, or `UnreadableRecord`."""
     try:
-        return tuple((_text(name), _text(value)) for name, value in json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UnreadableRecord("the headers of a kept answer cannot be read") from error
+        decoded: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRecord("the headers of a kept answer are not JSON") from error
+    if not isinstance(decoded, list):
+        raise UnreadableRecord("the headers of a kept answer are no list")
+    return tuple(_read_header(one) for one in decoded)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a string expected")
-    return value
+def refuse_unwritable(at: float) -> None:
+    """A time that JSON has no word for raises ValueError, as `encode_call` would when it is too late."""
+    if not math.isfinite(at):
+        raise ValueError("not a finite float: a call has no such time")
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("true or false expected")
-    return value
+def _read_header(pair: object) -> tuple[str, str]:
+    if isinstance(pair, list) and len(pair) == 2:
+        name, value = pair
+        if isinstance(name, str) and isinstance(value, str):
+            return name, value
+    raise UnreadableRecord("the headers of a kept answer are no pairs of a name and a value")

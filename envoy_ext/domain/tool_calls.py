@@ -6,16 +6,18 @@ repeat the numbers. A later attempt that makes the same call is given the record
 be told what the call did may not make it.
 
 A call is named by what it is (`fingerprint`: tool and canonical arguments, or the caller's own key) and by
-its `ordinal` among equal calls: two equal calls of one attempt are two calls, as the engine wanted. Unless
-the outcome of the first is not known: then the second may be the engine's own repetition of it.
+its `ordinal` among equal calls: two equal calls of one attempt are two calls, as the engine wanted, unless
+the first one got no answer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
+from itertools import chain
 from typing import NewType
 
+from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.ids import AttemptId, OperationId
 from envoy_ext.domain.operation import Operation
 
@@ -93,6 +95,8 @@ class ToolCall:
     ended_at: float | None = None
     status: int | None = None
     """HTTP status of its answer."""
+    grants: int = 1
+    """How often it was let through: again only where it had not been sent, or may be made twice."""
 
     @property
     def maker(self) -> AttemptId:
@@ -131,8 +135,8 @@ class CallEnd:
     """What became of a call that was let through."""
 
     call_id: CallId
-    attempt_id: AttemptId
-    """The one it was let through for: an end that comes when another has the call by now counts no more."""
+    grant: int
+    """Which time (`ToolCall.grants`, as it was granted): a late or repeated end is none of a later time."""
     at: float
     state: CallState
     status: int | None = None
@@ -153,32 +157,32 @@ def decide_claim(ledger_id: OperationId, calls: Sequence[ToolCall], wanted: NewC
     """
     equal = [call for call in calls if call.fingerprint == wanted.fingerprint]
     known = _find_known(equal, wanted)
-    if known is None and not wanted.idempotent:
-        known = next((call for call in equal if call.state is CallState.UNKNOWN), None)
     if known is None:
         return _decide_new(ledger_id, calls, len(equal) + 1, wanted)
     if known.arguments_sha256 != wanted.arguments_sha256:
         return CallRefused(CallRefusal.KEY_REUSED, known.call_id)
-    claimed = replace(
-        known,
-        attempts=tuple(dict.fromkeys((*known.attempts, wanted.attempt_id))),
-        operation_id=wanted.operation_id,
-    )
+    others = [one for one in known.attempts if one != wanted.attempt_id]
+    claimed = replace(known, attempts=(*others, wanted.attempt_id), operation_id=wanted.operation_id)
     if known.state is CallState.RECORDED:
         return CallAnswered(claimed)
     if known.state is CallState.BEGUN and known.maker == wanted.attempt_id:
         return CallRefused(CallRefusal.IN_FLIGHT, known.call_id)
     if known.state is CallState.NOT_SENT or wanted.idempotent:
-        again = replace(claimed, state=CallState.BEGUN, begun_at=wanted.at, ended_at=None, status=None)
-        return CallGranted(again)
+        return CallGranted(_begin_again(claimed, wanted))
     not_kept = known.state is CallState.NOT_KEPT
     why = CallRefusal.RESULT_NOT_KEPT if not_kept else CallRefusal.OUTCOME_UNKNOWN
     return CallRefused(why, known.call_id)
 
 
+def check_end(end: CallEnd, result: object | None) -> None:
+    """A result is kept of a recorded call, and of no other."""
+    if (end.state is CallState.RECORDED) != (result is not None):
+        raise ImpossibleEvent(f"an end {end.state} of a tool call, with a result or without one")
+
+
 def end_call(call: ToolCall, end: CallEnd) -> ToolCall:
-    """The call after its end. The first one of its maker counts."""
-    if call.state is not CallState.BEGUN or call.maker != end.attempt_id:
+    """The call after its end. The first one of its last grant counts."""
+    if call.state is not CallState.BEGUN or call.grants != end.grant:
         return call
     return replace(call, state=end.state, ended_at=end.at, status=end.status)
 
@@ -202,7 +206,31 @@ def mint_call_id(ledger_id: OperationId, fingerprint: str, ordinal: int) -> Call
 def _find_known(equal: Sequence[ToolCall], wanted: NewCall) -> ToolCall | None:
     if wanted.keyed:
         return equal[0] if equal else None
-    return next((call for call in equal if wanted.attempt_id not in call.attempts), None)
+    # What was never sent is as if it had not been asked for, whoever asked. It comes last: what an equal call
+    # has done already is given first, for the attempt may want no second one.
+    unsent = (call for call in equal if call.state is CallState.NOT_SENT)
+    acted = (call for call in equal if call.state is not CallState.NOT_SENT)
+    return next(chain((call for call in acted if _is_due(call, wanted.attempt_id)), unsent), None)
+
+
+def _is_due(call: ToolCall, attempt_id: AttemptId) -> bool:
+    """Whether an attempt that wants an equal call means this one: it has not had it, or lost its answer.
+
+    HTTP clients repeat by themselves what got no answer, so that is no second call.
+    """
+    return attempt_id not in call.attempts or call.state is CallState.UNKNOWN
+
+
+def _begin_again(call: ToolCall, wanted: NewCall) -> ToolCall:
+    return replace(
+        call,
+        idempotent=wanted.idempotent,
+        state=CallState.BEGUN,
+        begun_at=wanted.at,
+        ended_at=None,
+        status=None,
+        grants=call.grants + 1,
+    )
 
 
 def _decide_new(ledger_id: OperationId, calls: Sequence[ToolCall], ordinal: int, wanted: NewCall) -> Claim:

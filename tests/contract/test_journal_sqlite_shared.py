@@ -1,6 +1,7 @@
 """One file for several sidecars of a machine, and files of the release that knew no owners."""
 
 import asyncio
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from envoy_ext.adapters.journal_codec import encode_record, read_kind
 from envoy_ext.adapters.journal_sqlite import SqliteJournal, SqliteJournalReader
 from envoy_ext.adapters.journal_sqlite_codec import SCHEMA_VERSION
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner
-from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.ids import AttemptId, OperationId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import NO_TOKEN
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, OperationEnded
+from envoy_ext.domain.tool_calls import CallGranted, CallId, NewCall
 from tests.support.journals import keep
 from tests.support.records import START, attempt_started, begun, ended, fold, owned, whole_life
 
@@ -31,6 +34,13 @@ VERSION_1 = (
     "PRAGMA user_version = 1",
 )
 """What the release before wrote, word for word."""
+VERSION_2 = (
+    "ALTER TABLE operations ADD COLUMN owner TEXT",
+    "ALTER TABLE operations ADD COLUMN token INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE seats (number INTEGER PRIMARY KEY AUTOINCREMENT, seat TEXT UNIQUE, beat INTEGER NOT NULL)",
+    "PRAGMA user_version = 2",
+)
+"""What the one after it made of that."""
 
 OLD = [*whole_life("op_1", key_hash="key"), begun("op_2"), attempt_started("op_2", "att_2")]
 
@@ -59,6 +69,14 @@ def write_version_1(path: Path) -> None:
                 (record.state.value, record.at, record.operation_id),
             )
     connection.commit()
+    connection.close()
+
+
+def bring_to_version_2(path: Path) -> None:
+    """As the release after it left a file."""
+    connection = sqlite3.connect(path)
+    for statement in VERSION_2:
+        connection.execute(statement)
     connection.close()
 
 
@@ -111,8 +129,36 @@ async def test_an_old_file_is_read_as_it_is(path: Path) -> None:
     write_version_1(path)
     reader = await SqliteJournalReader.open(path)
     assert [one.operation_id for one in await reader.list_recent(5)] == ["op_2", "op_1"]
+    assert await reader.read_answer(OperationId("op_1")) is None
+    assert await reader.read_calls(OperationId("op_1")) == ()
+    assert await reader.read_result(OperationId("op_1"), CallId("call_1")) is None
     await reader.close()
     assert read_version(path) == 1
+
+
+async def test_a_file_of_each_release_before_keeps_answers_and_calls_from_here_on(path: Path) -> None:
+    write_version_1(path)
+    for version in (1, 2):
+        if version == 2:
+            bring_to_version_2(path)
+        assert read_version(path) == version
+        copy = path.with_name(f"of_version_{version}.db")
+        shutil.copy(path, copy)
+        journal = await SqliteJournal.open(copy)
+        reader = await SqliteJournalReader.open(copy)
+        assert read_version(copy) == SCHEMA_VERSION
+        assert await journal.get(OperationId("op_1")) == fold(*OLD[:5])
+        await keep(journal, [begun("op_3"), attempt_started("op_3", "att_3")])
+        claim = await journal.begin_call(
+            NewCall(OperationId("op_3"), AttemptId("att_3"), START, "mail", "fp", "ab", False, False)
+        )
+        assert isinstance(claim, CallGranted)
+        answer = KeptAnswer(200, (), b"{}")
+        await journal.append([ended("op_3")], FIRST_TOKEN, answer)
+        assert await reader.read_calls(OperationId("op_3")) == (claim.call,)
+        assert await reader.read_answer(OperationId("op_3")) == answer
+        await reader.close()
+        await journal.close()
 
 
 # --- who may open it ------------------------------------------------------------------------

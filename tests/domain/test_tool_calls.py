@@ -121,7 +121,7 @@ def test_a_call_that_is_made_again_is_begun_anew_under_its_id() -> None:
     claim = decide_claim(LEDGER, [old], want())
     assert isinstance(claim, CallGranted)
     assert claim.call == replace(
-        old, attempts=(FIRST, SECOND), state=S.BEGUN, begun_at=2.0, ended_at=None, status=None
+        old, attempts=(FIRST, SECOND), state=S.BEGUN, begun_at=2.0, ended_at=None, status=None, grants=2
     )
 
 
@@ -205,7 +205,7 @@ class Replays(RuleBasedStateMachine):
             return None
         if not idempotent:
             self.let_out[claim.call.call_id] += 1
-        return CallEnd(claim.call.call_id, wanted.attempt_id, 3.0, S.UNKNOWN)
+        return CallEnd(claim.call.call_id, claim.call.grants, 3.0, S.UNKNOWN)
 
     @rule(end=grants, state=st.sampled_from(ENDS))
     def end(self, end: CallEnd | None, state: CallState) -> None:
