@@ -31,7 +31,7 @@ from envoy_ext.observability.headroom import HeadroomMetric
 from envoy_ext.observability.logs import LoggingObserver
 from envoy_ext.observability.metrics import Metrics, MetricsObserver
 from envoy_ext.observability.observers import Observers
-from envoy_ext.ports import Journal, Trace
+from envoy_ext.ports import Store, Trace
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.background import Background
 from envoy_ext.services.cancels import Cancels
@@ -51,6 +51,8 @@ from envoy_ext.wiring.doors import build_grpc, start_grpc, start_operations
 from envoy_ext.wiring.exchanges import (
     build_boundaries,
     build_directory,
+    build_joining,
+    build_keeping,
     build_policy,
     build_queue_policy,
 )
@@ -87,7 +89,7 @@ class App:
         self.clock = SystemClock()
         self.operations_port = 0
         self.grpc_port = 0
-        self._journal: Journal | None = None
+        self._journal: Store | None = None
         self._ownership: Ownership | None = None
         self._exchanges: Exchanges | None = None
         self._grpc: GrpcServer | None = None
@@ -209,6 +211,7 @@ class App:
             fences=Fences(fleet.places, ConnectProbe(), self.clock),
             connections=self._socket_diag,
             trace=self._trace,
+            keeping=build_keeping(config.idempotency),
         )
         arrivals = Arrivals(
             self._exchanges,
@@ -223,6 +226,7 @@ class App:
             background=background,
             queues=queues,
             clock=self.clock,
+            joining=build_joining(config.idempotency),
         )
         self._grpc = build_grpc(config, arrivals, self._exchanges, journal, observer, metrics, hub)
         self.grpc_port = await start_grpc(self._grpc, config.sidecar)

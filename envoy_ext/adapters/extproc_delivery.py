@@ -16,7 +16,8 @@ from envoy_ext.domain.client_errors import ClientError, build_error_body, build_
 from envoy_ext.domain.events import DeliveryClosed, ResponseBody, ResponseStarted
 from envoy_ext.domain.operation import Operation
 from envoy_ext.services.admission import Arrival
-from envoy_ext.services.arrivals import Arrivals, Delivery
+from envoy_ext.services.arrivals import Arrivals
+from envoy_ext.services.deliveries import Delivery
 
 _OWN_RESPONSE_HEADERS: Final = (names.REPLAY, names.REFUSAL, h.ENVOY_ATTEMPT_COUNT)
 
@@ -44,6 +45,8 @@ class DeliverySession:
         self._hostile: list[str] = []
         self._body_expected = False
         self._delivery: Delivery | None = None
+        self._preference: str | None = None
+        """What of the client's `Prefer` was heeded."""
         self._done = False
 
     # --- from Envoy ---------------------------------------------------------------------------
@@ -130,6 +133,7 @@ class DeliverySession:
             request_class=headers.get(h.REQUEST_CLASS),
             data_class=self._data_class,
             upstream_retry=h.is_upstream_retry(headers),
+            prefer_wait_s=h.read_prefer_wait_s(headers),
         )
         self._delivery = self._arrivals.arrive(arrival, self)
         self._headers = {}
@@ -157,6 +161,7 @@ class DeliverySession:
                 refusal=headers.get(names.REFUSAL),
                 end=message.end_of_stream,
                 lost=None if mark is None else read_lost(mark),
+                headers=h.list_kept(message.headers) if self._delivery.keeps_answer else (),
             )
         )
 
@@ -172,11 +177,14 @@ class DeliverySession:
             case step.ForwardRequest():
                 self._send_request(reply)
             case step.HoldRequest():
+                self._preference = reply.preference or self._preference
                 self._outbox.send(codec.build_patience(reply.seconds))
             case step.ForwardResponse():
                 self._send_headers(reply)
             case step.RespondLocally():
                 self._send_error(reply.error)
+            case step.GiveAnswer():
+                self._send_answer(reply)
             case step.ResetDelivery():
                 self._done = True
                 self._outbox.abort()
@@ -197,6 +205,7 @@ class DeliverySession:
             (h.REQUEST_ID, reply.request_id),
             (h.OPERATION_ID, reply.operation_id),
             (h.ATTEMPT_COUNT, str(reply.attempts)),
+            *self._list_applied(),
         ]
         remove = [*_OWN_RESPONSE_HEADERS, "content-length"] if reply.may_append else _OWN_RESPONSE_HEADERS
         self._outbox.send(codec.build_response_headers_reply(set_headers, remove))
@@ -231,15 +240,28 @@ class DeliverySession:
         self._outbox.send(codec.build_immediate_response(200, headers, body, details))
         self._outbox.finish()
 
+    def _send_answer(self, reply: step.GiveAnswer) -> None:
+        headers = [
+            *reply.answer.headers,
+            (h.REPLAYED, "true"),
+            (h.REQUEST_ID, reply.request_id),
+            (h.OPERATION_ID, reply.operation_id),
+            (h.ATTEMPT_COUNT, str(reply.attempts)),
+        ]
+        self._respond(reply.answer.status, headers, reply.answer.body, "envoy_ext_answer_replayed")
+
     def _send_error(self, error: ClientError) -> None:
+        headers, body = build_error_headers(error), build_error_body(error)
+        self._respond(error.http_status, headers, body, f"envoy_ext_{error.code}")
+
+    def _respond(self, status: int, headers: list[tuple[str, str]], body: bytes, details: str) -> None:
         self._done = True
-        details = f"envoy_ext_{error.code}"
-        self._outbox.send(
-            codec.build_immediate_response(
-                error.http_status, build_error_headers(error), build_error_body(error), details
-            )
-        )
+        headers = [*headers, *self._list_applied()]
+        self._outbox.send(codec.build_immediate_response(status, headers, body, details))
         self._outbox.finish()
+
+    def _list_applied(self) -> list[tuple[str, str]]:
+        return [] if self._preference is None else [(h.PREFERENCE_APPLIED, self._preference)]
 
 
 def read_operation_path(method: str, path: str) -> str | None:

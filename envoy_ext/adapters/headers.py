@@ -13,12 +13,25 @@ REQUEST_CLASS: Final = "x-request-class"
 DATA_CLASS: Final = "x-data-class"
 OPERATION_ID: Final = "x-operation-id"
 ATTEMPT_COUNT: Final = "x-attempt-count"
+PREFER: Final = "prefer"
+PREFERENCE_APPLIED: Final = "preference-applied"
+REPLAYED: Final = "idempotent-replayed"
+"""Says that an answer was given before. Stripe's name."""
 ENVOY_ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
 
 MAX_HEADERS: Final = 100
 MAX_HEADERS_BYTES: Final = 60 << 10
 """Envoy's defaults for what a client may send. Envoy itself is given room above them (`bootstrap.listeners`):
 its own refusal has no body, and it breaks a request off whose headers ours do not fit beside."""
+
+_NOT_KEPT: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade", "content-length"),
+        *("set-cookie", "set-cookie2", "date", "server", "age"),
+        *(REQUEST_ID, OPERATION_ID, ATTEMPT_COUNT, REPLAYED, PREFERENCE_APPLIED),
+    }
+)
 
 MAX_ID_CHARS: Final = 128
 MAX_KEY_CHARS: Final = 255
@@ -36,8 +49,28 @@ def read_headers(header_map: Any) -> dict[str, str]:
     for header in header_map.headers:
         raw = header.raw_value
         value = raw.decode("utf-8", "surrogateescape") if raw else header.value
-        found.setdefault(header.key.lower(), value)
+        name = header.key.lower()
+        if name not in found:
+            found[name] = value
+        elif name == PREFER:
+            found[name] += f",{value}"  # each one may hold another preference (RFC 7240, section 2)
     return found
+
+
+def list_kept(header_map: Any) -> tuple[tuple[str, str], ...]:
+    """The response headers that belong to an answer, and are given again with it.
+
+    Not those that speak of one connection or one exchange, nor those that are for one client. A name
+    that stands twice becomes one (RFC 9110, section 5.3).
+    """
+    kept: dict[str, str] = {}
+    for header in header_map.headers:
+        name = header.key.lower()
+        if name.startswith((":", names.ENVOY_PREFIX)) or name in _NOT_KEPT:
+            continue
+        value = header.raw_value.decode("utf-8", "surrogateescape") if header.raw_value else header.value
+        kept[name] = f"{kept[name]}, {value}" if name in kept else value
+    return tuple(kept.items())
 
 
 def are_too_many(header_map: Any) -> bool:
@@ -85,13 +118,13 @@ def read_deadline_s(headers: dict[str, str]) -> float | None:
 
 
 def read_idempotency_key(headers: dict[str, str]) -> str | None:
-    """The idempotency key; None when it is missing.
+    """The idempotency key; None when it is missing, or the method changes nothing and needs none.
 
     Raises:
         ValueError: it is empty, too long or not printable.
     """
     given = headers.get(IDEMPOTENCY_KEY)
-    if given is None:
+    if given is None or headers.get(":method") in ("GET", "HEAD", "OPTIONS"):
         return None
     if not 0 < len(given) <= MAX_KEY_CHARS or not is_printable_ascii(given):
         raise ValueError(f"Idempotency-Key: must be 1 to {MAX_KEY_CHARS} printable ASCII characters")
@@ -108,6 +141,19 @@ def read_data_class(header_map: Any) -> str | None:
     if len(given) > 1:
         raise ValueError(f"{DATA_CLASS}: stands more than once; send it once")
     return read_headers(header_map)[DATA_CLASS] if given else None
+
+
+def read_prefer_wait_s(headers: dict[str, str]) -> float | None:
+    """The seconds of `Prefer: wait=…` (RFC 7240, section 4.3), None without one.
+
+    The first one counts. What cannot be read is no preference, and no mistake: nobody has to heed it.
+    """
+    for preference in headers.get(PREFER, "").split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        if name.strip().lower() == "wait":
+            seconds = value.strip().strip('"')
+            return float(seconds) if seconds.isascii() and seconds.isdigit() and len(seconds) < 9 else None
+    return None
 
 
 def is_upstream_retry(headers: dict[str, str]) -> bool:

@@ -33,7 +33,7 @@ SEAT_LOST: Final = b"seat lost"
 HELD: Final = b"held"
 """The key has another operation; its records follow."""
 ANSWER: Final = "answer"
-"""The name of an operation's own answer among those that are kept; a tool's result is named after its call."""
+"""The name of an operation's own answer among those kept; a tool's result is named after its call."""
 LATER_SCHEMA: Final = "LATERSCHEMA"
 """How the error begins that a script answers when a later release has written the journal."""
 

@@ -11,6 +11,7 @@ from envoy_ext.config.failure_policy import (
     OnUpstreamFailure,
     UncertainSourceLiveness,
 )
+from envoy_ext.config.idempotency import Idempotency
 from envoy_ext.config.journal import Journal, Sentinel
 from envoy_ext.config.model import (
     Admin,
@@ -53,6 +54,7 @@ __all__ = [
     "Envoy",
     "Fingerprint",
     "Hysteresis",
+    "Idempotency",
     "Ingress",
     "Journal",
     "Kubernetes",

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from envoy_ext.config.failure_policy import OnUpstreamFailure
+from envoy_ext.config.idempotency import Idempotency
 from envoy_ext.config.journal import Journal
 from envoy_ext.config.pools import BOUNDARY, Pool
 from envoy_ext.config.quantities import Duration, DurationOrZero, SizeBetween, WaitOrZero
@@ -191,6 +192,7 @@ class Config(Section):
     )
     """Which pools a request may reach, by the class of its data. Without `default` here, that class
     reaches local pools only."""
+    idempotency: Idempotency = Idempotency()
     pass_through: ListOf[PathPrefix] = ()
     """Prefixes of paths that pass unwatched; any other path that is no inference API is refused."""
     shutdown: Shutdown = Shutdown()

@@ -68,29 +68,30 @@ def _parse_positive_duration(value: object) -> float:
     return seconds
 
 
-def _duration_schema(minimum: dict[str, float]) -> WithJsonSchema:
+def duration_schema(bounds: dict[str, float]) -> WithJsonSchema:
+    """The forms a duration has in the file; `bounds` are those of a bare number."""
     return WithJsonSchema(
         {
             "description": "30s, 500ms, 2m or 1h; a bare number is seconds",
             "anyOf": [
                 {"type": "string", "pattern": r"^\s*\d+(\.\d+)?(ms|s|m|h)\s*$"},
-                {"type": "number", "maximum": LONGEST_S, **minimum},
+                {"type": "number", "maximum": LONGEST_S, **bounds},
             ],
         }
     )
 
 
 Duration = Annotated[
-    float, BeforeValidator(_parse_positive_duration), _duration_schema({"exclusiveMinimum": 0})
+    float, BeforeValidator(_parse_positive_duration), duration_schema({"exclusiveMinimum": 0})
 ]
 """Seconds, more than 0."""
 
-DurationOrZero = Annotated[float, BeforeValidator(parse_duration), _duration_schema({"minimum": 0})]
+DurationOrZero = Annotated[float, BeforeValidator(parse_duration), duration_schema({"minimum": 0})]
 """Seconds; 0 means at once."""
 
 
 WaitOrZero = Annotated[
-    float, BeforeValidator(_parse_wait), _duration_schema({"minimum": 0, "maximum": LONGEST_WAIT_S})
+    float, BeforeValidator(_parse_wait), duration_schema({"minimum": 0, "maximum": LONGEST_WAIT_S})
 ]
 """Seconds that a request may wait; 0 means not at all."""
 

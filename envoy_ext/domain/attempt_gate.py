@@ -200,7 +200,7 @@ class AttemptGate:
                 token=attempt.lease.token,
                 lease_ttl_s=shared.policy.lease.ttl_s,
                 target=attempt.target,
-                keep_encoding=not shared.request.facts.stream,
+                keep_encoding=not (shared.request.facts.stream or shared.identity.keeps_answer),
             )
         )
 

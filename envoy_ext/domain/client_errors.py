@@ -71,6 +71,12 @@ CODES: dict[str, _Code] = {
         "The only replicas that could answer are outside the boundaries of this request's data class.",
         False,
     ),
+    "tool_outcome_unknown": _Code(
+        409,
+        "conflict_error",
+        "A tool was called for this operation, and what came of the call is not known; it is not repeated.",
+        False,
+    ),
     "idempotency_key_reused": _Code(
         422, "invalid_request_error", "This idempotency key was used with another request body.", False
     ),

@@ -26,18 +26,20 @@ class ClientSide:
         self._shared = shared
         self._delivery = delivery
         self._stall = WriteStall(shared.policy.client_stall_s)
+        self._headers: tuple[tuple[str, str], ...] = ()
 
     def receive_headers(self, event: events.ResponseStarted) -> None:
         """Response headers that may go on to the client, with the first that it can read."""
         delivery = self._delivery
         delivery.start(event)
+        self._headers = event.headers
         if event.end or event.status >= 400:
             # No body, or one that nothing was held for: it may be slow, and Envoy's patience is short.
-            self._open()
+            self._open(end=event.end)
         if event.end:
             self._pass_end(delivery.judge_end() if delivery.may_append else Verdict.COMPLETE)
 
-    def _open(self) -> None:
+    def _open(self, *, end: bool = False) -> None:
         delivery = self._delivery
         delivery.open()
         identity = self._shared.identity
@@ -47,6 +49,10 @@ class ClientSide:
                 operation_id=identity.operation_id,
                 attempts=self._shared.started_attempts,
                 may_append=delivery.may_append,
+                status=delivery.status or 0,
+                headers=self._headers,
+                streams=delivery.kind in (BodyKind.SSE, BodyKind.NDJSON),
+                end=end,
             )
         )
 

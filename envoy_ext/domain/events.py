@@ -85,6 +85,8 @@ class ResponseStarted:
     lost: LogCause | None = None
     """How the attempt was lost, by the mark of an answer that Envoy gave in the replica's place. The
     attempt's log entry says the same, and may come later."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Those that belong to the answer; none where it is not kept."""
 
 
 @dataclass(frozen=True, slots=True)

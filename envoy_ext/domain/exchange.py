@@ -90,6 +90,7 @@ class Exchange:
                 body_bytes=request.body_bytes,
                 prompt_tokens_estimate=request.facts.prompt_tokens_estimate,
                 max_attempts=failover.max_attempts if failover.replay else 1,
+                ledger_id=identity.ledger_id,
             )
         )
 
@@ -212,6 +213,11 @@ class Exchange:
     def partly_delivered(self) -> bool:
         """Whether a part of an answer has been let out to the client."""
         return self._delivery.first_delta_passed
+
+    @property
+    def last_word_said(self) -> bool:
+        """Whether the client has been sent the stream's own end."""
+        return self._delivery.last_word_said
 
     @property
     def held_up(self) -> bool:

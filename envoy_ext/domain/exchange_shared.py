@@ -33,6 +33,10 @@ class Identity:
     """Hash of the credential the request came with."""
     key_hash: str | None = None
     """Hash of the idempotency key, None when there was none."""
+    ledger_id: OperationId | None = None
+    """Whose ledger its tool calls stand in, when that is an earlier operation's."""
+    keeps_answer: bool = False
+    """Whether its answer may be kept: then it is asked for in a form that can be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.events import Target
 from envoy_ext.domain.ids import AttemptId, ExchangeId, FencingToken, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.lease import FenceProof
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason
 from envoy_ext.domain.records import Record
@@ -27,9 +28,11 @@ class ForwardRequest:
 
 @dataclass(frozen=True, slots=True)
 class HoldRequest:
-    """Keep the request, which waits for a slot, and tell Envoy that it may take this long."""
+    """Keep the request, which waits, and tell Envoy that it may take this long."""
 
     seconds: float
+    preference: str | None = None
+    """What of the client's own `Prefer` it waits by; whatever the answer will be, it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,25 @@ class ForwardResponse:
     attempts: int
     may_append: bool
     """Bytes may be added or dropped, so a content-length must not be promised."""
+    status: int = 0
+    headers: tuple[tuple[str, str], ...] = ()
+    """Those that belong to the answer, where it may be kept; they go on by themselves."""
+    streams: bool = False
+    """The body is a stream of events or lines."""
+    end: bool = False
+    """There is no body."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveAnswer:
+    """Answer the repeat of a completed operation with what its client was given."""
+
+    answer: KeptAnswer
+    request_id: str
+    """Of the repeat."""
+    operation_id: OperationId
+    attempts: int
+    """How many were started for the operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +149,9 @@ class WithholdAnswer:
     code: str
 
 
-DeliveryReply = ForwardRequest | HoldRequest | RespondLocally | ForwardResponse | ForwardBody | ResetDelivery
+DeliveryReply = (
+    ForwardRequest | HoldRequest | RespondLocally | GiveAnswer | ForwardResponse | ForwardBody | ResetDelivery
+)
 AttemptReply = (
     StartAttempt | RefuseAttempt | AskPatience | ReleaseAttempt | PassLocalReply | FailOver | WithholdAnswer
 )
@@ -286,6 +310,16 @@ class BoundaryHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerReplayed:
+    """A repeat was given the kept answer of its operation. It became no exchange."""
+
+    pool: PoolName
+    operation_id: OperationId
+    request_id: str
+    """Of the repeat."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotGiven:
     """A request was given a slot of a pool with a limit, after so long; 0 where one was free."""
 
@@ -316,6 +350,7 @@ Note = (
     | ExchangeEnded
     | RequestRefused
     | BoundaryHeld
+    | AnswerReplayed
     | SlotGiven
     | MalformedEvents
 )

@@ -77,6 +77,14 @@ class LoggingObserver:
                 pass  # counted only: one line for each exchange is enough
             case step.AttemptLetGo() | step.AttemptPlaced() | step.AttemptProved():
                 pass  # counted only: one line for each exchange is enough
+            case step.AnswerReplayed():
+                self._log_event(
+                    logging.INFO,
+                    "answer_replayed",
+                    operation_id=note.operation_id,
+                    request_id=note.request_id,
+                    pool=note.pool,
+                )
             case step.RequestRefused() | step.SlotGiven():
                 pass  # counted only: one line for each exchange is enough
             case step.FenceAwaited() | step.FenceReached():

@@ -88,6 +88,12 @@ class Metrics:
             ["pool", "code"],
             registry=registry,
         )
+        self.answers_replayed = Counter(
+            "envoy_ext_answers_replayed_total",
+            "Repeats of completed operations that were given the kept answer.",
+            ["pool"],
+            registry=registry,
+        )
         self.queue_depth = Gauge(
             "envoy_ext_queue_depth", "Requests that wait for a slot.", ["pool"], registry=registry
         )
@@ -190,6 +196,7 @@ class Metrics:
         do not see a counter that first appears as 1."""
         for pool in self._inflight_counts:
             self.malformed_events.labels(pool)
+            self.answers_replayed.labels(pool)
             self.queue_depth.labels(pool)
             for code in ("queue_full", "queue_deadline_exceeded", "no_ready_replica", FORBIDDEN):
                 self.shed.labels(pool, code)
@@ -301,6 +308,8 @@ class MetricsObserver:
                 metrics.note_refusal(note.pool or "", note.code)
             case step.BoundaryHeld():
                 metrics.note_refusal(note.pool, FORBIDDEN)
+            case step.AnswerReplayed():
+                metrics.answers_replayed.labels(note.pool).inc()
             case step.SlotGiven():
                 metrics.queue_wait.observe(note.waited_s)
             case step.MalformedEvents():

@@ -1,5 +1,5 @@
 """What is decided about a request before it becomes an exchange: is it ours, is it readable, whose
-pool is it, and is it the repeat of an operation that must not run again?"""
+pool is it? (Whether it repeats another one: `services.repeat_rules`.)"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +10,7 @@ from envoy_ext.domain.api import MODELS_PATH, ApiFamily, InvalidRequest, ReadReq
 from envoy_ext.domain.boundaries import DEFAULT, Boundaries
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.events import RequestArrived
-from envoy_ext.domain.ids import OperationId, PoolName
-from envoy_ext.domain.operation import Operation
-from envoy_ext.domain.outcomes import OperationState
+from envoy_ext.domain.ids import PoolName
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,8 @@ class Arrival:
     """What it says that its data is, None where it says nothing."""
     upstream_retry: bool
     """The request says that an Envoy or mesh before us is repeating it (`x-envoy-attempt-count`)."""
+    prefer_wait_s: float | None = None
+    """How long its client would rather wait for what still runs than be refused (`Prefer: wait=…`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,40 +115,6 @@ def decide_admission(
     path = arrival.path.partition("?")[0]
     request = RequestArrived(facts, path, digest, len(arrival.body), arrival.deadline_s)
     return Admitted(request, pool, allowed, data_class, hash_prompt(pool, read))
-
-
-def decide_repeat(arrival: Arrival, body_sha256: str, earlier: Operation) -> ClientError | None:
-    """May a request run that repeats an earlier operation? None when it may.
-
-    The answer rests on what the client of the earlier one was given: nothing was delivered, so it
-    runs again; something was, so it never does.
-    """
-    operation_id = earlier.operation_id
-    if earlier.body_sha256 != body_sha256:
-        return ClientError("idempotency_key_reused", arrival.request_id, operation_id)
-    if earlier.state is OperationState.RUNNING:
-        return ClientError("operation_in_progress", arrival.request_id, operation_id, retry_after_s=1)
-    if earlier.state is OperationState.COMPLETED:
-        return ClientError("operation_complete", arrival.request_id, operation_id)
-    if not earlier.partly_delivered:
-        return None
-    return build_incomplete_error(arrival.request_id, operation_id, earlier)
-
-
-def build_incomplete_error(
-    request_id: str, operation_id: OperationId, earlier: Operation | None
-) -> ClientError:
-    """Part of an answer was delivered, and that is all there will be; with what the journal knows of it."""
-    known = earlier is not None and earlier.ending is not None and earlier.delivered_counts_known
-    return ClientError(
-        "operation_incomplete",
-        request_id,
-        operation_id,
-        reason=None if earlier is None else earlier.reason,
-        partial_output=True,
-        delivered_output_tokens=earlier.delivered_output_tokens if earlier is not None and known else None,
-        headers=(("location", f"/v1/operations/{operation_id}"),),
-    )
 
 
 def _invalid(arrival: Arrival, message: str, status: int | None = None) -> ClientError:

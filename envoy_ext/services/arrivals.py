@@ -2,7 +2,9 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
+from typing import assert_never
 
 from envoy_ext.domain import step
 from envoy_ext.domain.api import ApiFamily, ReadRequest
@@ -10,58 +12,23 @@ from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.boundaries import FORBIDDEN, Boundaries
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
-from envoy_ext.domain.events import DeliveryClosed, Event, ResponseBody
-from envoy_ext.domain.ids import AttemptId, OperationId, PoolName
+from envoy_ext.domain.ids import OperationId, PoolName
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Waits
-from envoy_ext.ports import Clock, DeliverySink, Journal, Observer
-from envoy_ext.services.admission import (
-    Admitted,
-    Arrival,
-    Forbidden,
-    PoolDirectory,
-    build_incomplete_error,
-    decide_admission,
-    decide_repeat,
-)
+from envoy_ext.ports import Clock, DeliverySink, Observer, Store
+from envoy_ext.services.admission import Admitted, Arrival, Forbidden, PoolDirectory, decide_admission
 from envoy_ext.services.background import Background
+from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchange_replicas import hash_prompt
 from envoy_ext.services.exchanges import Exchanges, Opening
 from envoy_ext.services.fleet import Fleet
-from envoy_ext.services.live_exchange import LiveExchange, add_retry_after
+from envoy_ext.services.joiners import Joiners, JoinPolicy
+from envoy_ext.services.keyed import HasAnswer, HasLeft, Keyed, KeyedRequest, MayRun
+from envoy_ext.services.live_exchange import add_retry_after
 from envoy_ext.services.queues import Queues, draw_retry_after
+from envoy_ext.services.repeat_rules import RunsAgain, build_incomplete_error
 from envoy_ext.services.repeats import RequestKey
-
-
-class Delivery:
-    """One client's request as the delivery adapter holds it, from its arrival to its end.
-
-    Between the arrival and the exchange stands a question to the journal, for requests with an
-    idempotency key. A client that leaves meanwhile is remembered, and nothing is opened for it. One
-    that leaves later gives back its place in the line, or its slot, without a wait for any record.
-    """
-
-    def __init__(self, sink: DeliverySink, note_bytes: Callable[[AttemptId], None], queues: Queues) -> None:
-        self.sink = sink
-        self._queues = queues
-        self.live: LiveExchange | None = None
-        self.left = False
-        self._note_bytes = note_bytes
-
-    def receive(self, event: Event) -> None:
-        """An event of the delivery stream."""
-        if isinstance(event, DeliveryClosed):
-            self.left = True
-        if self.live is None:
-            return
-        if self.left:
-            identity = self.live.exchange.identity
-            self._queues.leave(identity.pool, identity.operation_id)
-        self.live.receive(event)
-        attempt_id = self.live.exchange.released_attempt
-        if attempt_id is not None and isinstance(event, ResponseBody):
-            self._note_bytes(attempt_id)
 
 
 class Arrivals:
@@ -71,7 +38,7 @@ class Arrivals:
         self,
         exchanges: Exchanges,
         *,
-        journal: Journal,
+        journal: Store,
         observer: Observer,
         fleet: Fleet,
         directory: PoolDirectory,
@@ -82,6 +49,7 @@ class Arrivals:
         background: Background,
         queues: Queues,
         clock: Clock,
+        joining: JoinPolicy | None = None,
     ) -> None:
         self._queues = queues
         self._clock = clock
@@ -96,6 +64,9 @@ class Arrivals:
         self._mint_operation_id = mint_operation_id
         self._max_request_bytes = max_request_bytes
         self._background = background
+        joiners = Joiners(JoinPolicy() if joining is None else joining, exchanges.repeats)
+        exchanges.on_draining(joiners.wake_all)
+        self._keyed = Keyed(exchanges, store=journal, joiners=joiners, queues=queues, clock=clock)
 
     def arrive(self, arrival: Arrival, sink: DeliverySink) -> Delivery:
         """A whole request has come; the sink is sent ForwardRequest, HoldRequest or an error."""
@@ -113,19 +84,21 @@ class Arrivals:
         if isinstance(admitted, Forbidden):
             self._hold_boundary(sink, arrival, admitted)
             return delivery
+        request = admitted.request
+        key = RequestKey(arrival.caller, request.path, arrival.request_id, request.body_sha256)
+        if arrival.idempotency_key is not None:
+            # Before anything else: what was done already needs no replica, and no slot.
+            one = self._build_keyed(delivery, arrival, admitted, arrival.idempotency_key)
+            self._background.run(self._arrive_with_key(one, admitted, key))
+            return delivery
         if self._fleet.availability(admitted.pool) is Availability.EMPTY:
             self.refuse(sink, ClientError("no_ready_replica", arrival.request_id), admitted.pool)
             return delivery
-        request = admitted.request
-        key = RequestKey(arrival.caller, request.path, arrival.request_id, request.body_sha256)
         repeated = self._repeats.find_upstream_retry(arrival, key)
         if repeated is not None:
             self._background.run(self._refuse_repeat(delivery, arrival, admitted.pool, repeated))
-        elif arrival.idempotency_key is None:
-            self._open(delivery, Opening(arrival, admitted, key, self._mint_operation_id(), None))
         else:
-            work = self._arrive_with_key(delivery, arrival, admitted, key, arrival.idempotency_key)
-            self._background.run(work)
+            self._open(delivery, Opening(arrival, admitted, key, self._mint_operation_id(), None))
         return delivery
 
     def list_models(self) -> tuple[str, ...] | None:
@@ -148,6 +121,19 @@ class Arrivals:
     def _hold_boundary(self, sink: DeliverySink, arrival: Arrival, held: Forbidden) -> None:
         self._observer.note(step.BoundaryHeld(held.pool, arrival.request_id, None, held.data_class))
         sink.send(step.RespondLocally(ClientError(FORBIDDEN, arrival.request_id)))
+
+    def _build_keyed(
+        self, delivery: Delivery, arrival: Arrival, admitted: Admitted, given: str
+    ) -> KeyedRequest:
+        return KeyedRequest(
+            delivery=delivery,
+            arrival=replace(arrival, body=b""),
+            path=admitted.request.path,
+            body_sha256=admitted.request.body_sha256,
+            key_hash=sha256(given.encode()).hexdigest(),
+            operation_id=self._mint_operation_id(),
+            arrived_at=self._clock.now(),
+        )
 
     def _open(self, delivery: Delivery, opening: Opening) -> bool:
         """Whether it became an exchange, which goes on or waits for a slot; else it was refused."""
@@ -192,39 +178,69 @@ class Arrivals:
             earlier = await self._journal.get(operation_id)
         self.refuse(delivery.sink, build_incomplete_error(arrival.request_id, operation_id, earlier), pool)
 
-    async def _arrive_with_key(
-        self, delivery: Delivery, arrival: Arrival, admitted: Admitted, key: RequestKey, given: str
-    ) -> None:
-        key_hash = sha256(given.encode()).hexdigest()
-        operation_id = self._mint_operation_id()
-        path = admitted.request.path
-        holder = self._repeats.claim_key(arrival.caller, path, key_hash, operation_id)
+    async def _arrive_with_key(self, one: KeyedRequest, admitted: Admitted, key: RequestKey) -> None:
+        """`one` is without its body: it may wait for long, and Envoy keeps it."""
+        delivery, request_id = one.delivery, one.arrival.request_id
         opened = False
         try:
-            while holder is not None and (ending := self._exchanges.find_ending(holder)) is not None:
-                await ending.wait_written()  # a client may come back before its answer's record is written
-                holder = self._repeats.claim_key(arrival.caller, path, key_hash, operation_id)
-            await self._exchanges.record_owed_ends()
-            earlier = await self._journal.find_by_key(arrival.caller, path, key_hash)
-            refusal = None
-            if earlier is not None:
-                refusal = decide_repeat(arrival, admitted.request.body_sha256, earlier)
-            if refusal is None and holder is not None:
-                refusal = ClientError("operation_in_progress", arrival.request_id, holder, retry_after_s=1)
-            if refusal is not None:
-                self.refuse(delivery.sink, refusal, admitted.pool)
-            elif (closed := self._exchanges.find_closure(arrival.request_id)) is not None:
-                self.refuse(delivery.sink, closed, admitted.pool)
-            elif not delivery.left:
-                after = None if earlier is None else earlier.operation_id
-                opened = self._open(delivery, Opening(arrival, admitted, key, operation_id, key_hash, after))
+            found = await self._keyed.find(one)
+            match found:
+                case HasLeft():
+                    pass
+                case ClientError():
+                    self.refuse(delivery.sink, found, admitted.pool)
+                case HasAnswer():
+                    self._give_answer(delivery.sink, found, request_id, admitted.pool)
+                case MayRun():
+                    opened = await self._open_keyed(one, admitted, key, found.again)
+                case _:
+                    assert_never(found)
         except JournalUnavailable:
             message = "The gateway cannot look up the idempotency key, so it does not run the request."
-            error = ClientError("upstream_unavailable", arrival.request_id, message=message)
+            error = ClientError("upstream_unavailable", request_id, message=message)
             self.refuse(delivery.sink, error, admitted.pool)
         finally:
             if not opened:
-                self._repeats.free_key(operation_id)
+                self._repeats.free_key(one.operation_id)
+
+    async def _open_keyed(
+        self, one: KeyedRequest, admitted: Admitted, key: RequestKey, again: RunsAgain | None
+    ) -> bool:
+        arrival, sink = one.arrival, one.delivery.sink
+        repeated = self._repeats.find_upstream_retry(arrival, key)
+        if repeated is not None:
+            await self._refuse_repeat(one.delivery, arrival, admitted.pool, repeated)
+            return False
+        refusal = self._exchanges.find_closure(arrival.request_id)
+        if refusal is None and self._fleet.availability(admitted.pool) is Availability.EMPTY:
+            refusal = ClientError("no_ready_replica", arrival.request_id)
+        if arrival.deadline_s is not None:
+            left_s = arrival.deadline_s - (self._clock.now() - one.arrived_at)
+            if left_s <= 0:
+                refusal = ClientError("deadline_exceeded", arrival.request_id)
+            arrival = replace(arrival, deadline_s=left_s)
+            admitted = replace(admitted, request=replace(admitted.request, deadline_s=left_s))
+        if refusal is not None:
+            self.refuse(sink, refusal, admitted.pool)
+            return False
+        if one.delivery.left:
+            return False
+        opening = Opening(
+            arrival,
+            admitted,
+            key,
+            one.operation_id,
+            one.key_hash,
+            after=None if again is None else again.after,
+            ledger_id=None if again is None else again.ledger_id,
+        )
+        return self._open(one.delivery, opening)
+
+    def _give_answer(self, sink: DeliverySink, found: HasAnswer, request_id: str, pool: PoolName) -> None:
+        operation = found.operation
+        attempts = sum(attempt.started_at is not None for attempt in operation.attempts)
+        self._observer.note(step.AnswerReplayed(pool, operation.operation_id, request_id))
+        sink.send(step.GiveAnswer(found.answer, request_id, operation.operation_id, attempts))
 
     def _hash_prompt(self, pool: PoolName, request: ReadRequest) -> tuple[bytes, ...]:
         """The prefixes of a prompt that may be replayed; none for all others."""

@@ -3,14 +3,22 @@
 import contextlib
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import assert_never
 
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId
-from envoy_ext.domain.outcomes import OperationState
-from envoy_ext.ports import Journal
-from envoy_ext.services.admission import build_incomplete_error
+from envoy_ext.ports import Store
 from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.repeat_rules import (
+    RunsAgain,
+    StillRuns,
+    WasAnswered,
+    build_incomplete_error,
+    build_running_error,
+    decide_repeat,
+    find_tool_refusal,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class CheckRequest:
 class Authz:
     """Allows what nothing speaks against. Asking twice takes nothing and answers the same."""
 
-    def __init__(self, exchanges: Exchanges, journal: Journal) -> None:
+    def __init__(self, exchanges: Exchanges, journal: Store) -> None:
         self._exchanges = exchanges
         self._journal = journal
 
@@ -55,22 +63,36 @@ class Authz:
         return await self._check_key(request, request.idempotency_key)
 
     async def _check_key(self, request: CheckRequest, key: str) -> ClientError | None:
+        """The rules for a repeat, as far as they need no body.
+
+        A completed operation is let on: only where its body is known to be the same can its answer be given.
+        One that runs is not, though a repeat at the ingress might wait for it: here nobody could keep it.
+        """
         key_hash = sha256(key.encode()).hexdigest()
         try:
-            earlier = await self._journal.find_by_key(request.caller, request.path, key_hash)
+            return await self._decide_key(request, key_hash)
         except JournalUnavailable:
             message = "The gateway cannot look up the idempotency key, so it does not run the request."
             return ClientError("upstream_unavailable", request.request_id, message=message, retry_after_s=1)
+
+    async def _decide_key(self, request: CheckRequest, key_hash: str) -> ClientError | None:
+        earlier = await self._journal.find_by_key(request.caller, request.path, key_hash)
         if earlier is None or (earlier.request_id == request.request_id and not request.upstream_retry):
             # The operation of this very request: Envoy may ask about one request more than once.
             return None
-        if earlier.state is OperationState.RUNNING:
-            return ClientError(
-                "operation_in_progress", request.request_id, earlier.operation_id, retry_after_s=1
-            )
-        if earlier.state is not OperationState.COMPLETED and earlier.partly_delivered:
-            return build_incomplete_error(request.request_id, earlier.operation_id, earlier)
-        return None
+        repeat = decide_repeat(request.request_id, None, earlier)
+        match repeat:
+            case WasAnswered():
+                return None
+            case StillRuns():
+                return build_running_error(request.request_id, repeat.operation_id)
+            case RunsAgain():
+                calls = await self._journal.read_calls(repeat.ledger_id)
+                return find_tool_refusal(request.request_id, repeat.after, calls)
+            case ClientError():
+                return repeat
+            case _:
+                assert_never(repeat)
 
     async def _refuse_incomplete(self, request: CheckRequest, operation_id: OperationId) -> ClientError:
         earlier = None

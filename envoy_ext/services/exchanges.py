@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from envoy_ext.domain import step
+from envoy_ext.domain.answer_keeping import AnswerKeeping, AnswersKept, KeepingPolicy
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
@@ -72,6 +73,8 @@ class Opening:
     """Of its idempotency key; None without one."""
     after: OperationId | None = None
     """The operation before it under that key, which may run again."""
+    ledger_id: OperationId | None = None
+    """Where that one's tool calls stand."""
 
 
 class Exchanges:
@@ -92,6 +95,7 @@ class Exchanges:
         fences: Fences | None = None,
         connections: Connections | None = None,
         trace: Trace | None = None,
+        keeping: KeepingPolicy | None = None,
     ) -> None:
         self._queues = queues
         self._keeper = keeper
@@ -111,7 +115,9 @@ class Exchanges:
         self._request_keys: dict[ExchangeId, RequestKey] = {}
         self._repeats = Repeats()
         self._owed_ends = OwedEnds(journal)
+        self._keeping = KeepingPolicy() if keeping is None else keeping
         self._draining = False
+        self._on_draining: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -129,6 +135,8 @@ class Exchanges:
             data_class=admitted.data_class,
             caller=arrival.caller,
             key_hash=opening.key_hash,
+            ledger_id=opening.ledger_id,
+            keeps_answer=opening.key_hash is not None and self._keeping.answers is not AnswersKept.NONE,
         )
         now, wall = self._clock.now(), self._clock.wall()
         replicas = ExchangeReplicas(self._fleet, admitted.pool, self._clock, admitted.prefixes)
@@ -148,6 +156,7 @@ class Exchanges:
             on_unrecorded=self._owed_ends.add,
             on_finished=self._forget,
             trace=self._trace,
+            keeping=AnswerKeeping(self._keeping) if identity.keeps_answer else None,
         )
         self._live[identity.exchange_id] = live
         self._request_keys[identity.exchange_id] = opening.key
@@ -297,7 +306,13 @@ class Exchanges:
     def start_draining(self) -> None:
         """Take no more requests; those in flight go on, and those that wait are told to go elsewhere."""
         self._draining = True
+        for listener in self._on_draining:
+            listener()
         self._queues.refuse_all("draining")
+
+    def on_draining(self, listener: Callable[[], None]) -> None:
+        """Call it when no more requests are taken."""
+        self._on_draining.append(listener)
 
     async def wait_idle(self) -> None:
         """Until no exchange is in flight."""

@@ -18,11 +18,13 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from envoy_ext.domain import step
+from envoy_ext.domain.answer_keeping import AnswerKeeping
 from envoy_ext.domain.client_errors import CODES
 from envoy_ext.domain.errors import ImpossibleEvent, JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.events import BeginRefused, Event, JournalFailed, OwnershipLost
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import AttemptEnded, AttemptStarted, OperationBegun, OperationEnded, Record
@@ -51,11 +53,13 @@ class LiveExchange:
         on_unrecorded: Callable[[tuple[Record, ...]], None],
         on_finished: Callable[["LiveExchange"], None],
         trace: Trace | None = None,
+        keeping: AnswerKeeping | None = None,
     ) -> None:
         self.exchange = exchange
         self.seat: Final = seat
         """In which its operation began, and may be given time."""
         self._after = after
+        self._keeping = keeping
         self._holds_seat = holds_seat
         self._delivery = delivery
         self._attempts: dict[AttemptId, AttemptSink] = {}
@@ -184,14 +188,16 @@ class LiveExchange:
             return None  # ends of what the journal knows nothing of
         started = self._clock.now()
         refusal: OwnershipLost | BeginRefused | None = None
+        answer = self._take_kept(taken)
         try:
-            refusal = await self._write(taken.records)
+            refusal = await self._write(taken.records, answer)
         except JournalUnavailable:
             self._observer.note_journal(self._clock.now() - started, failed=True)
             if not _is_end(taken):
                 return JournalFailed()
             # The client's last bytes need not wait for the record of an end. It is owed: until it is
-            # written, the journal calls the operation running.
+            # written, the journal calls the operation running. The answer is not: while a disk is full,
+            # those of all clients would fill the memory.
             self._on_unrecorded(taken.records)
             return None
         self._observer.note_journal(self._clock.now() - started, failed=False)
@@ -200,7 +206,18 @@ class LiveExchange:
         # Of an end that nobody wants to know of any more, only the record is missing.
         return None if _is_end(taken) else refusal
 
-    async def _write(self, records: tuple[Record, ...]) -> OwnershipLost | BeginRefused | None:
+    def _take_kept(self, taken: step.Step) -> KeptAnswer | None:
+        """The answer that is kept with this step, which may be the last word on its operation."""
+        if self._keeping is None or not any(isinstance(one, OperationEnded) for one in taken.records):
+            return None
+        keeping, self._keeping = self._keeping, None
+        if not _tells_of_a_whole_answer(taken):
+            return None
+        return keeping.build(last_word_said=self.exchange.last_word_said)
+
+    async def _write(
+        self, records: tuple[Record, ...], answer: KeptAnswer | None
+    ) -> OwnershipLost | BeginRefused | None:
         begun = next((record for record in records if isinstance(record, OperationBegun)), None)
         starts = any(isinstance(record, AttemptStarted) for record in records)
         if starts and not self.holds_seat:
@@ -210,7 +227,8 @@ class LiveExchange:
                 holder = await self._journal.begin(begun, self.seat, self._after)
                 if holder is not None:
                     return BeginRefused(holder.operation_id)
-            await self._journal.append([one for one in records if one is not begun], FIRST_TOKEN)
+            rest = [one for one in records if one is not begun]
+            await self._journal.append(rest, FIRST_TOKEN, answer)
         except (NotOwner, SeatLost):
             return OwnershipLost(refused=True)
         return None
@@ -247,10 +265,13 @@ class LiveExchange:
                 case (
                     step.ForwardRequest()
                     | step.HoldRequest()
+                    | step.GiveAnswer()
                     | step.ForwardResponse()
                     | step.ForwardBody()
                     | step.ResetDelivery()
                 ):
+                    if self._keeping is not None:
+                        self._keeping.note(reply)
                     self._delivery.send(reply)
                 case (
                     step.StartAttempt()

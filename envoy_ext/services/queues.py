@@ -97,6 +97,10 @@ class Queues:
         one.queue.leave(operation_id, self._clock.now())
         self.look(pool)
 
+    def read_longest_wait_s(self, request_class: str | None) -> float:
+        """How long a request of this class may have to wait in the line."""
+        return self._policy.classes.find(request_class).max_wait_s
+
     # --- slots, replicas and time -------------------------------------------------------------
 
     def look(self, pool: PoolName) -> None:

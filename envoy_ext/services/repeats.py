@@ -6,6 +6,7 @@ only restrict the sender's own request.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from envoy_ext.domain.exchange import Exchange
@@ -35,6 +36,11 @@ class Repeats:
         self._claims: dict[OperationId, tuple[str, str, str]] = {}
         self._live: dict[RequestKey, Exchange] = {}
         self._interrupted: OrderedDict[RequestKey, OperationId] = OrderedDict()
+        self._listeners: list[Callable[[OperationId], None]] = []
+
+    def on_free(self, listener: Callable[[OperationId], None]) -> None:
+        """Call it with each operation that has given its key back."""
+        self._listeners.append(listener)
 
     def claim_key(
         self, caller: str, path: str, key_hash: str, operation_id: OperationId
@@ -52,6 +58,12 @@ class Repeats:
         claim = self._claims.pop(operation_id, None)
         if claim is not None:
             del self._keys[claim]
+            for listener in self._listeners:
+                listener(operation_id)
+
+    def holds_key(self, operation_id: OperationId) -> bool:
+        """Whether this operation has its key."""
+        return operation_id in self._claims
 
     def add(self, key: RequestKey, exchange: Exchange) -> None:
         """An exchange is in flight."""

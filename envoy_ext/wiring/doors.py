@@ -19,7 +19,7 @@ from envoy_ext.config import Config, Operations, Sidecar
 from envoy_ext.domain.errors import CannotListen
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.observability.observers import Observers
-from envoy_ext.ports import Journal
+from envoy_ext.ports import Store
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.authz import Authz
 from envoy_ext.services.exchanges import Exchanges
@@ -29,7 +29,7 @@ def build_grpc(
     config: Config,
     arrivals: Arrivals,
     exchanges: Exchanges,
-    journal: Journal,
+    journal: Store,
     observer: Observers,
     metrics: Metrics,
     hub: AdsHub,

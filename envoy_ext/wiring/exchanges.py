@@ -5,14 +5,16 @@ Belongs to the composition layer, beside `app`.
 
 from collections.abc import Sequence
 
-from envoy_ext.config import Admission, Config, Pool
+from envoy_ext.config import Admission, Config, Idempotency, Pool
 from envoy_ext.domain.admission_queue import QueuePolicy
+from envoy_ext.domain.answer_keeping import AnswersKept, KeepingPolicy
 from envoy_ext.domain.boundaries import Boundaries, DataClass
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
 from envoy_ext.services.admission import PoolDirectory
+from envoy_ext.services.joiners import JoinPolicy
 
 
 def build_policy(config: Config) -> ExchangePolicy:
@@ -45,6 +47,17 @@ def build_queue_policy(admission: Admission) -> QueuePolicy:
         for name, one in admission.classes.items()
     ]
     return QueuePolicy(admission.queue, TrafficClasses(named, admission.max_wait))
+
+
+def build_keeping(idempotency: Idempotency) -> KeepingPolicy:
+    """Whose answers are kept for their repeats."""
+    return KeepingPolicy(AnswersKept(idempotency.answers), idempotency.max_answer_bytes)
+
+
+def build_joining(idempotency: Idempotency) -> JoinPolicy:
+    """Whether repeats wait for what still runs."""
+    waits = idempotency.while_running == "wait"
+    return JoinPolicy(waits, idempotency.max_wait, idempotency.max_waiting)
 
 
 def build_directory(pools: Sequence[Pool]) -> PoolDirectory:

@@ -39,6 +39,9 @@ def test_the_smallest_file_has_the_documented_defaults() -> None:
     assert (config.lease.ttl, config.lease.renew, config.lease.margin) == (6, 2, 1)
     assert (config.admission.queue, config.admission.max_wait, config.admission.classes) == (256, 30, {})
     assert config.data_classes == {}
+    idempotency = config.idempotency
+    assert (idempotency.answers, idempotency.max_answer_bytes) == ("non_streaming", 1 << 20)
+    assert (idempotency.while_running, idempotency.max_wait, idempotency.max_waiting) == ("refuse", 60, 256)
     assert config.pass_through == ()
     assert config.shutdown.grace == 30
     assert pool.boundary == "local"
@@ -99,6 +102,9 @@ def test_every_key_is_read() -> None:
     assert config.admission.classes["batch"].max_wait is None
     assert config.data_classes["default"].boundaries == ("local", "site")
     assert config.data_classes["public"].boundaries == ("local", "site", "external:partner-1")
+    idempotency = config.idempotency
+    assert (idempotency.answers, idempotency.max_answer_bytes) == ("all", 256 << 10)
+    assert (idempotency.while_running, idempotency.max_wait, idempotency.max_waiting) == ("wait", 90, 8)
     assert config.pass_through == ("/v1/audio/", "/version")
     assert config.tools is not None
     assert (config.tools.listener.address, config.tools.listener.port) == ("127.0.0.2", 18081)

@@ -80,6 +80,7 @@ def test_every_kind_of_note_is_either_logged_or_left_to_the_metrics(
         "ReplayStarted": ["replay_started"],
         "ReplayRefused": ["replay_refused"],
         "BoundaryHeld": ["data_class_forbidden"],
+        "AnswerReplayed": ["answer_replayed"],
     }
     assert [event["event"] for event in lines.events] == expected.get(kind.__name__, [])
 

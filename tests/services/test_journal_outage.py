@@ -20,6 +20,7 @@ from envoy_ext.domain.events import (
     ResponseStarted,
 )
 from envoy_ext.domain.ids import FencingToken, OperationId, ReplicaId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import (
@@ -49,9 +50,11 @@ class FailingJournal(MemoryJournal):
         await self.fail_as_told([begun])
         return await super().begin(begun, owner, after)
 
-    async def append(self, records: Sequence[Record], token: FencingToken) -> None:
+    async def append(
+        self, records: Sequence[Record], token: FencingToken, answer: KeptAnswer | None = None
+    ) -> None:
         await self.fail_as_told(records)
-        await super().append(records, token)
+        await super().append(records, token, answer)
 
     async def fail_as_told(self, records: Sequence[Record]) -> None:
         if any(isinstance(record, self.slow) for record in records):

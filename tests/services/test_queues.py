@@ -26,7 +26,7 @@ from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase
 from envoy_ext.domain.records import OperationBegun
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
-from envoy_ext.services.arrivals import Delivery
+from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.live_exchange import LiveExchange
 from tests.services.test_journal_outage import FailingJournal, count_phases, let_tasks_run
 from tests.support.clock import ManualClock

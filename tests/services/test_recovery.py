@@ -8,6 +8,7 @@ from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.adapters.operation_codec import build_operation_json
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -112,9 +113,11 @@ async def test_a_recovery_that_the_journal_interrupted_is_finished_by_the_next_l
             self.count("take_over")
             return await super().take_over(operation_id, seen, owner, at)
 
-        async def append(self, records: Sequence[Record], token: FencingToken) -> None:
+        async def append(
+            self, records: Sequence[Record], token: FencingToken, answer: KeptAnswer | None = None
+        ) -> None:
             self.count("append")
-            await super().append(records, token)
+            await super().append(records, token, answer)
 
     journal = FailsOnce()
     await leave(journal, await keep(journal, [begun("op_1"), begun("op_2"), begun("op_3")]))

@@ -49,6 +49,7 @@ SAMPLES: dict[type, step.Note] = {
     step.AttemptProved: step.AttemptProved(AttemptId("att_1"), CHAT, FenceProof.CANCEL_ACK),
     step.RequestRefused: step.RequestRefused(CHAT, "draining"),
     step.BoundaryHeld: step.BoundaryHeld(CHAT, "req-1", OperationId("op_1"), "default"),
+    step.AnswerReplayed: step.AnswerReplayed(CHAT, OperationId("op_1"), "req-2"),
     step.SlotGiven: step.SlotGiven(CHAT, 2.5),
     step.MalformedEvents: step.MalformedEvents(CHAT, 3),
 }

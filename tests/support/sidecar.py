@@ -10,6 +10,7 @@ from envoy_ext.adapters.clock import SystemClock
 from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
 from envoy_ext.domain.admission_queue import QueuePolicy
+from envoy_ext.domain.answer_keeping import KeepingPolicy
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.boundaries import Boundaries, DataClass
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody, ResponseStarted
@@ -20,13 +21,15 @@ from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, R
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.traffic_class import TrafficClasses
-from envoy_ext.ports import Clock, Connections, Journal, ReachProbe, Trace
+from envoy_ext.ports import Clock, Connections, ReachProbe, Store, Trace
 from envoy_ext.services.admission import Arrival, PoolDirectory
-from envoy_ext.services.arrivals import Arrivals, Delivery
+from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.background import Background
+from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchanges import Exchanges, Minting
 from envoy_ext.services.fences import Fences
 from envoy_ext.services.fleet import Fleet, FleetPool
+from envoy_ext.services.joiners import JoinPolicy
 from envoy_ext.services.live_exchange import LiveExchange
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.rooms import Rooms
@@ -74,7 +77,7 @@ class Sidecar:
     """The services, and the words to play one exchange with them."""
 
     policy: ExchangePolicy = field(default_factory=lambda: ExchangePolicy(settle_s=0.05))
-    journal: Journal = field(default_factory=MemoryJournal)
+    journal: Store = field(default_factory=MemoryJournal)
     watcher: Watcher = field(default_factory=Watcher)
     replicas: tuple[str, ...] = ("a", "b")
     probe: ReachProbe | None = None
@@ -91,6 +94,8 @@ class Sidecar:
     boundary: str = "local"
     """Of the first pool."""
     data_classes: tuple[DataClass, ...] = ()
+    keeping: KeepingPolicy | None = None
+    joining: JoinPolicy | None = None
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
@@ -137,6 +142,7 @@ class Sidecar:
             fences=None if self.probe is None else Fences(fleet.places, self.probe, clock),
             connections=self.connections,
             trace=self.trace,
+            keeping=self.keeping,
         )
         self.arrivals = Arrivals(
             self.exchanges,
@@ -151,6 +157,7 @@ class Sidecar:
             background=background,
             queues=self.queues,
             clock=clock,
+            joining=self.joining,
         )
 
     def build_arrival(
@@ -164,19 +171,23 @@ class Sidecar:
         request_class: str | None = None,
         data_class: str | None = None,
         body: bytes = BODY,
+        path: str = "/v1/chat/completions",
+        upstream_retry: bool = False,
+        prefer_wait_s: float | None = None,
     ) -> Arrival:
         return Arrival(
             family=family,
-            path="/v1/chat/completions",
+            path=path,
             body=body,
             content_encoding="",
             request_id=request_id,
             caller=caller,
             idempotency_key=key,
             deadline_s=deadline_s,
-            upstream_retry=False,
+            upstream_retry=upstream_retry,
             request_class=request_class,
             data_class=data_class,
+            prefer_wait_s=prefer_wait_s,
         )
 
     async def settle(self) -> None:

@@ -1,0 +1,93 @@
+"""Collects one client's answer as it passes, so that its repeats can be given the same bytes.
+
+What is collected is what the client is sent. It becomes a kept answer only when all of it was sent, and only
+in the step that records a completed operation: whoever holds one of these asks for nothing else.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from envoy_ext.domain import step
+from envoy_ext.domain.kept_answer import KeptAnswer
+
+
+class AnswersKept(StrEnum):
+    """Whose answers are kept."""
+
+    NON_STREAMING = "non_streaming"
+    """Those in one piece, whatever the request asked for."""
+    ALL = "all"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingPolicy:
+    """`idempotency`, as far as it is about what is kept."""
+
+    answers: AnswersKept = AnswersKept.NON_STREAMING
+    max_bytes: int = 1 << 20
+    """Of headers and body together."""
+
+
+class AnswerKeeping:
+    """One answer under way. Fed with each reply to the client, in order, when it is sent."""
+
+    __slots__ = ("_chunks", "_ended", "_headers", "_policy", "_room", "_status", "_wanted")
+
+    def __init__(self, policy: KeepingPolicy) -> None:
+        self._policy = policy
+        self._wanted = policy.answers is not AnswersKept.NONE
+        self._room = policy.max_bytes
+        self._status = 0
+        self._headers: tuple[tuple[str, str], ...] = ()
+        self._chunks: list[bytes] = []
+        self._ended = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds of the body."""
+        return sum(map(len, self._chunks))
+
+    def note(self, reply: step.DeliveryReply) -> None:
+        """What the client is sent. What will not be kept is let go of at once."""
+        if not self._wanted:
+            return
+        match reply:
+            case step.ForwardResponse():
+                self._begin(reply)
+            case step.ForwardBody():
+                self._take(len(reply.data))
+                if self._wanted:
+                    self._chunks.append(reply.data)
+                    self._ended = reply.end
+            case step.RespondLocally() | step.ResetDelivery():
+                self.drop()
+            case _:
+                pass  # the request's side
+
+    def drop(self) -> None:
+        """This answer is not kept."""
+        self._wanted = False
+        self._chunks.clear()
+        self._headers = ()
+
+    def build(self, *, last_word_said: bool) -> KeptAnswer | None:
+        """The answer, None when it is not to be kept, or its client has not been sent all of it.
+
+        `last_word_said`: the stream's own end was sent, and its client has not waited for the body's.
+        """
+        if not self._wanted or not (self._ended or last_word_said) or not 200 <= self._status < 300:
+            return None
+        return KeptAnswer(self._status, self._headers, b"".join(self._chunks))
+
+    def _begin(self, reply: step.ForwardResponse) -> None:
+        self._status, self._headers, self._ended = reply.status, reply.headers, reply.end
+        if not 200 <= reply.status < 300 or (reply.streams and self._policy.answers is not AnswersKept.ALL):
+            self.drop()
+            return
+        self._take(sum(len(name) + len(value) for name, value in reply.headers))
+
+    def _take(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            self.drop()

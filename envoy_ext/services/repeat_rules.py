@@ -1,0 +1,93 @@
+"""What the repeat of an earlier operation gets: decided by what the client of that one was given.
+
+Nothing was delivered, so it runs again; a whole answer was, so it is given that one where it is kept;
+anything between is told, and never done twice. What a tool did for it may keep it from running too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envoy_ext.domain.client_errors import ClientError
+from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.outcomes import OperationState
+from envoy_ext.domain.tool_calls import ToolCall, find_not_kept, find_unknown
+
+
+@dataclass(frozen=True, slots=True)
+class RunsAgain:
+    """It may run, as an operation that shares the tool ledger of the earlier one."""
+
+    after: OperationId
+    ledger_id: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class StillRuns:
+    """The earlier one has not ended."""
+
+    operation_id: OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class WasAnswered:
+    """The whole answer was delivered; it may be kept."""
+
+    operation: Operation
+
+
+Repeat = RunsAgain | StillRuns | WasAnswered | ClientError
+
+
+def decide_repeat(request_id: str, body_sha256: str | None, earlier: Operation) -> Repeat:
+    """What becomes of a request that repeats an operation under its key.
+
+    `body_sha256`: None where the body is not known; then it is not compared.
+    """
+    operation_id = earlier.operation_id
+    if body_sha256 is not None and earlier.body_sha256 != body_sha256:
+        return ClientError("idempotency_key_reused", request_id, operation_id)
+    if earlier.state is OperationState.RUNNING:
+        return StillRuns(operation_id)
+    if earlier.state is OperationState.COMPLETED:
+        return WasAnswered(earlier)
+    if earlier.partly_delivered:
+        return build_incomplete_error(request_id, operation_id, earlier)
+    return RunsAgain(operation_id, earlier.ledger_id)
+
+
+def find_tool_refusal(
+    request_id: str, operation_id: OperationId, calls: Sequence[ToolCall]
+) -> ClientError | None:
+    """Why an operation may not run again that has called tools; None when it may.
+
+    `calls` are all of its ledger. A call that is not known to be over counts as one that may have acted.
+    """
+    where = (("location", f"/v1/operations/{operation_id}"),)
+    if find_unknown(calls) is not None:
+        return ClientError("tool_outcome_unknown", request_id, operation_id, headers=where)
+    if find_not_kept(calls) is not None:
+        message = "A tool was called for this operation, and its result is not kept; it is not repeated."
+        return ClientError("replay_not_allowed", request_id, operation_id, message=message, headers=where)
+    return None
+
+
+def build_running_error(request_id: str, operation_id: OperationId) -> ClientError:
+    """The key's operation has not ended; its client may come back."""
+    return ClientError("operation_in_progress", request_id, operation_id, retry_after_s=1)
+
+
+def build_incomplete_error(
+    request_id: str, operation_id: OperationId, earlier: Operation | None
+) -> ClientError:
+    """Part of an answer was delivered, and that is all there will be; with what the journal knows of it."""
+    known = earlier is not None and earlier.ending is not None and earlier.delivered_counts_known
+    return ClientError(
+        "operation_incomplete",
+        request_id,
+        operation_id,
+        reason=None if earlier is None else earlier.reason,
+        partial_output=True,
+        delivered_output_tokens=earlier.delivered_output_tokens if earlier is not None and known else None,
+        headers=(("location", f"/v1/operations/{operation_id}"),),
+    )
