@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo test lint unit with-envoy storm survival llama-cpp test-vllm bench protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival llama-cpp test-vllm bench protos render clean
 
 setup: $(STAMP)
 
@@ -21,6 +21,11 @@ redis:
 
 demo: setup
 	$(BIN)/envoy-ext demo
+
+# The failure policy, played on every store and kept: docs/scenarios.md.
+SEED ?= 1
+scenarios: setup redis
+	$(BIN)/python -m envoy_ext.drills.scenarios --seed $(SEED) --report build/scenarios
 
 # Everything CI runs.
 test: lint unit with-envoy storm

@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.load.gateway import GatewayProcess
 from envoy_ext.adapters.envoy_process import find_envoy
+from envoy_ext.drills.cut_network import Link, find_obstacle, make_link
 from envoy_ext.sim.engine import SimEngine
 from envoy_ext.sim.options import SimOptions
 from envoy_ext.sim.process import SimProcess
-from tests.support.cut_network import Link, find_obstacle, make_link
 
 LOST: Final = "lost"
 """The name of the replica that is killed or cut; its requests hang until then."""

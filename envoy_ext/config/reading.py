@@ -23,7 +23,7 @@ def load_config(path: str | Path) -> Config:
         raise ConfigError([f"{source}: cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([f"{source}: not UTF-8 at byte {error.start}"]) from error
-    data, repeated = _read_yaml(text, source)
+    data, repeated = read_yaml(text, source)
     try:
         config = parse_config(data, source)
     except ConfigError as error:
@@ -61,7 +61,7 @@ def _format_line(source: str, location: str, message: str) -> str:
     return f"{source}: {location}: {message}" if location else f"{source}: {message}"
 
 
-def _read_yaml(text: str, source: str) -> tuple[object, list[str]]:
+def read_yaml(text: str, source: str) -> tuple[object, list[str]]:
     """The file's data, and a line for each key that stands twice in one mapping."""
     try:
         loader = _Loader(text)

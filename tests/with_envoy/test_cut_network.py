@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from envoy_ext.domain.ids import ReplicaId
+from envoy_ext.drills.cut_network import Link, find_obstacle, make_link
 from envoy_ext.sim.options import SimOptions
 from envoy_ext.sim.process import SimProcess
-from tests.support.cut_network import Link, find_obstacle, make_link
 from tests.with_envoy.asking import Reply, ask, asking, build_body, mint_request_id, read_deltas
 from tests.with_envoy.gateway import Gateway, build_unwatched_pool, run_gateway
 

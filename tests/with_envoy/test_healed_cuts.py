@@ -26,7 +26,7 @@ from envoy_ext.domain.silent_loss import (
     KEEPALIVE_IDLE_S,
     KEEPALIVE_PROBES,
 )
-from tests.support.cut_network import Link, find_obstacle, make_links
+from envoy_ext.drills.cut_network import Link, find_obstacle, make_links
 from tests.support.logged_engine import LoggedEngine
 from tests.with_envoy.asking import mint_request_id, read_part
 from tests.with_envoy.gateway import Gateway, run_gateway

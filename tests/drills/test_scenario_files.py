@@ -1,0 +1,107 @@
+"""The file of scenarios, the request that follows from a seed, and the files that a run leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from envoy_ext.domain.errors import ConfigError
+from envoy_ext.drills.scenarios.evidence import ToolLine
+from envoy_ext.drills.scenarios.judge import judge
+from envoy_ext.drills.scenarios.model import FAILURE_POLICY, Scenario, read_scenarios
+from envoy_ext.drills.scenarios.play import build_request
+from envoy_ext.drills.scenarios.report import Run, build_input, load_evidence, save_run
+from envoy_ext.drills.scenarios.runner import choose
+from tests.support.scenario_evidence import REVISION, build_replayed
+
+SCENARIO = Scenario(name="example", says="Something fails.", fault="hang", expect=build_replayed()[0])
+
+
+def test_the_failure_policy_is_a_file_of_scenarios() -> None:
+    names = [scenario.name for scenario in read_scenarios().scenarios]
+    assert names[:4] == [
+        "lost_before_the_first_byte",
+        "computed_but_unsent",
+        "lost_after_the_first_delta",
+        "network_cut",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "answer: whole",
+            "answer: half",
+            "[0].expect.answer: must be whole, interrupted or refused",
+        ),
+        ("die_before_headers:kill", "die_soon", "fault: unknown fault 'die_soon'"),
+        ("{client_has: 3}", "{client_has: 3, engine: start}", "name one moment: client_has or engine"),
+        ("{client_has: 3}", "{}", "name one moment: client_has or engine"),
+        ("computed_but_unsent", "network_cut", "each needs a name of its own"),
+        ("    says: The replica is killed when it has", "    say: x\n    says: It has", "say: unknown key"),
+        ("outcome: replica_died, computed: 0", "outcome: bad, computed: 0", "attempts[0].outcome: "),
+        ("model_revision: sim-weights-3", "model_revision: ''", "model_revision: "),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_its_place(old: str, new: str, said: str, tmp_path: Path) -> None:
+    text = FAILURE_POLICY.read_text()
+    assert old in text
+    (tmp_path / "mine.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        read_scenarios(tmp_path / "mine.yaml")
+    assert any(line.startswith("mine.yaml: ") and said in line for line in caught.value.mistakes)
+
+
+def test_a_scenario_that_is_not_there_is_no_run_of_nothing() -> None:
+    scenarios = read_scenarios()
+    assert [one.name for one in choose(scenarios, ["network_cut"]).scenarios] == ["network_cut"]
+    assert choose(scenarios, []) == scenarios
+    with pytest.raises(ValueError, match=r"no scenario network_cat; there are: .*network_cut"):
+        choose(scenarios, ["network_cat"])
+
+
+def test_the_input_follows_from_the_seed_and_the_scenario_alone() -> None:
+    first = json.dumps(build_input(SCENARIO, "7"))
+    assert json.dumps(build_input(SCENARIO, "7")) == first
+    request, other = build_request(SCENARIO, "7"), build_request(SCENARIO, "8")
+    assert request.body["messages"] != other.body["messages"]
+    assert request.request_id != other.request_id
+    elsewhere = build_request(SCENARIO.model_copy(update={"name": "other"}), "7")
+    assert request.request_id != elsewhere.request_id
+
+
+def test_a_key_is_sent_where_the_scenario_wants_one() -> None:
+    keyed = SCENARIO.model_copy(update={"request": SCENARIO.request.model_copy(update={"key": True})})
+    assert "idempotency-key" not in build_request(SCENARIO, "7").headers
+    assert (
+        build_request(keyed, "7").headers["idempotency-key"]
+        != build_request(keyed, "8").headers["idempotency-key"]
+    )
+
+
+def test_a_saved_run_can_be_judged_again(tmp_path: Path) -> None:
+    expected, evidence = build_replayed()
+    evidence = type(evidence)(
+        client=evidence.client,
+        engines=evidence.engines,
+        operation=evidence.operation,
+        trace=evidence.trace,
+        tools=(ToolLine(1.0, "pay", "k"),),
+    )
+    findings = judge(expected, evidence, REVISION)
+    save_run(Run(SCENARIO, "memory", "7", REVISION, evidence, findings, {"envoy": "1.40"}), tmp_path / "run")
+    assert load_evidence(tmp_path / "run") == evidence
+    assert judge(expected, load_evidence(tmp_path / "run"), REVISION) == findings
+    assert (tmp_path / "run" / "seed").read_text() == "7\n"
+    assert (tmp_path / "run" / "model_revision").read_text() == f"{REVISION}\n"
+    verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert verdict["holds"] is False  # a tool acted, and none was expected to
+    assert [one["rule"] for one in verdict["findings"] if not one["holds"]] == [
+        "the tools did what was expected, once"
+    ]
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment == {"store": "memory", "envoy": "1.40"}
+    assert json.loads((tmp_path / "run" / "input.json").read_text()) == json.loads(
+        json.dumps(build_input(SCENARIO, "7"))
+    )
