@@ -40,10 +40,12 @@ from envoy_ext.services.discovery import Discovery
 from envoy_ext.services.exchanges import Exchanges, Minting
 from envoy_ext.services.fences import Fences
 from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.guarded_store import GuardedStore
 from envoy_ext.services.health import HealthState
 from envoy_ext.services.leases import Leases
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.rooms import Rooms
+from envoy_ext.services.unrecorded import Unrecorded
 from envoy_ext.services.watching import Watcher
 from envoy_ext.wiring.capacity import build_capacity_policies
 from envoy_ext.wiring.discovery import build_source, show_discovery
@@ -144,13 +146,21 @@ class App:
         metrics = Metrics(self.registry, [pool.name for pool in config.pools])
         capacity = Capacity(build_capacity_policies(config.pools), self.clock)
         observer = Observers([MetricsObserver(metrics), LoggingObserver(), self.health, capacity])
-        journal = await open_journal(config)
-        self._journal = journal
         policy = build_policy(config)
+        journal = self._journal = GuardedStore(
+            await open_journal(config),
+            self.clock,
+            observer,
+            timeout_s=config.journal.timeout,
+            beat_timeout_s=policy.lease.renew_s,
+        )
+        self._run(journal.run(), observer)
         ownership = self._ownership = Ownership(journal, self.clock, policy.lease)
         for work in await ownership.start():
             self._run(work, observer)
         self.health.holds_seat = lambda: ownership.keeper.may_act
+        goes_on = config.journal.on_unavailable == "continue_unrecorded"
+        self.health.serves_without_store = lambda: goes_on and journal.down
         HeadroomMetric(self.registry, capacity.list_headrooms)
         hub = self._hub = AdsHub(lambda note: count_xds(note, metrics), observer.note_bug)
         fleet = Fleet(
@@ -181,8 +191,9 @@ class App:
         await discovery.wait_told(FIRST_LIST_S)
         fleet.tick()
         background = Background(observer)
+        queue_policy = build_queue_policy(config.admission)
         queues = self._queues = Queues(
-            build_queue_policy(config.admission),
+            queue_policy,
             [pool.name for pool in config.pools],
             rooms=Rooms(fleet, {pool.name: pool.capacity.concurrency for pool in config.pools}),
             fleet=fleet,
@@ -208,11 +219,13 @@ class App:
             background=background,
             keeper=ownership.keeper,
             queues=queues,
+            unrecorded=Unrecorded(queue_policy.classes, lambda: journal.down),
             fences=Fences(fleet.places, ConnectProbe(), self.clock),
             connections=self._socket_diag,
             trace=self._trace,
             keeping=build_keeping(config.idempotency),
         )
+        journal.on_back(self._exchanges.note_store_back)
         arrivals = Arrivals(
             self._exchanges,
             journal=journal,

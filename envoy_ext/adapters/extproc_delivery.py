@@ -12,7 +12,7 @@ from envoy_ext.adapters.extproc_session import Outbox
 from envoy_ext.adapters.operation_codec import build_operation_json
 from envoy_ext.domain import names, step
 from envoy_ext.domain.api import MODELS_PATH, ApiFamily, match_api
-from envoy_ext.domain.client_errors import ClientError, build_error_body, build_error_headers
+from envoy_ext.domain.client_errors import NOT_RECORDED, ClientError, build_error_body, build_error_headers
 from envoy_ext.domain.events import DeliveryClosed, ResponseBody, ResponseStarted
 from envoy_ext.domain.operation import Operation
 from envoy_ext.services.admission import Arrival
@@ -207,7 +207,13 @@ class DeliverySession:
             (h.ATTEMPT_COUNT, str(reply.attempts)),
             *self._list_applied(),
         ]
-        remove = [*_OWN_RESPONSE_HEADERS, "content-length"] if reply.may_append else _OWN_RESPONSE_HEADERS
+        remove = [*_OWN_RESPONSE_HEADERS]
+        if reply.may_append:
+            remove.append("content-length")
+        if reply.recorded:
+            remove.append(NOT_RECORDED[0])
+        else:
+            set_headers.append(NOT_RECORDED)
         self._outbox.send(codec.build_response_headers_reply(set_headers, remove))
 
     def _send_body(self, reply: step.ForwardBody) -> None:

@@ -172,7 +172,8 @@ class OpsServer:
 
     async def _get_ready(self, _request: web.Request) -> web.Response:
         faults = self._health.find_ready_faults()
-        if "journal" not in faults and not await self._can_read_journal():
+        asked = "journal" not in faults and not self._health.serves_without_store()
+        if asked and not await self._can_read_journal():
             faults = (*faults, "journal")
         return self._answer_health(faults)
 

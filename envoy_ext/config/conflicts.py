@@ -31,6 +31,7 @@ def find_conflicts(data: Mapping) -> list[tuple[Location, str]]:
         *_find_endpoints_apart(data),
         *_find_repeated_tools(data),
         *find_journal_conflicts(_section(data, ("journal",))),
+        *_find_outage_conflicts(data),
     ]
 
 
@@ -184,6 +185,27 @@ def _find_repeated_tools(data: Mapping) -> Iterator[tuple[Location, str]]:
         same = "the same paths as {first}: give one of the two another prefix"
         plain = prefix.rstrip("/") if isinstance(prefix, str) else None
         yield from _claim(prefixes, plain, (*at, "prefix"), same)
+
+
+def _find_outage_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
+    """What runs unrecorded is said in two places: that it may, and which classes do."""
+    goes_on = _section(data, ("journal",)).get("on_unavailable") == "continue_unrecorded"
+    classes = _section(data, ("admission", "classes"))
+    allowed = [
+        name for name, one in classes.items() if isinstance(one, dict) and one.get("unrecorded") is True
+    ]
+    if goes_on and not allowed:
+        message = (
+            "no class may go on unrecorded: set unrecorded: true in a class of admission.classes, "
+            "or remove this key"
+        )
+        yield ("journal", "on_unavailable"), message
+    for name in [] if goes_on else allowed:
+        message = (
+            "has no effect where journal.on_unavailable is refuse: remove this key, "
+            "or set journal.on_unavailable to continue_unrecorded"
+        )
+        yield ("admission", "classes", str(name), "unrecorded"), message
 
 
 def _is_socket_path(path: str) -> bool:

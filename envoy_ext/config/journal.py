@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from envoy_ext.config.quantities import parse_duration
+from envoy_ext.config.quantities import Duration, parse_duration
 from envoy_ext.config.section import ListOf, Matching, NotEmpty, Section, Word
 
 LONGEST_REPLICA_WAIT_S: Final = 5.0
@@ -144,6 +144,20 @@ class Sentinel(Section):
         )
 
 
+LONGEST_CALL_S: Final = 4.0
+"""Envoy gives a request up that has heard nothing of its sidecar for 5 s."""
+
+
+def _check_timeout(seconds: float) -> float:
+    if seconds > LONGEST_CALL_S:
+        raise PydanticCustomError(
+            "timeout",
+            "longer than {longest}s: Envoy gives a request up after 5s, before it could be refused",
+            {"longest": f"{LONGEST_CALL_S:g}"},
+        )
+    return seconds
+
+
 class Journal(Section):
     store: Literal["memory", "sqlite", "redis"] = "sqlite"
     path: Annotated[str, Field(min_length=1)] = "envoy-ext.db"
@@ -152,6 +166,12 @@ class Journal(Section):
     shared: bool = False
     """Whether other sidecars on this machine use the same file; all of them must say so. Redis is shared by
     nature."""
+    timeout: Annotated[Duration, AfterValidator(_check_timeout)] = 3.0
+    """How long one call to the store may take. Longer than the 2 s that SQLite waits for a lock, so that its
+    own words are heard."""
+    on_unavailable: Literal["refuse", "continue_unrecorded"] = "refuse"
+    """What happens to new work while the store is down: none of it is taken, or that of the classes
+    whose `unrecorded` is true goes on without a record."""
     url: Annotated[RedisUrlText | None, Field(repr=False)] = None
     """The Redis server, or a node of its cluster. A password may stand in it; a file is the better place."""
     sentinel: Sentinel | None = None
@@ -174,6 +194,14 @@ class Journal(Section):
     """How many replicas are to have a write before it counts as done."""
     wait_timeout: ReplicaWait = 1.0
     """How long they may take for it."""
+
+    @model_validator(mode="after")
+    def _check_replica_wait(self) -> Self:
+        if self.wait_replicas and self.wait_timeout >= self.timeout:
+            raise PydanticCustomError(
+                "order", "wait_timeout must be shorter than timeout, which is the bound of a whole call"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_shared(self) -> Self:

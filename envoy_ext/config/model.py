@@ -134,6 +134,8 @@ class TrafficClass(Section):
     """Higher goes first, and can keep lower ones waiting for good."""
     max_wait: WaitOrZero | None = None
     """None: that of `admission`."""
+    unrecorded: bool = False
+    """Whether its requests may run while nothing can be recorded (`journal.on_unavailable`)."""
 
 
 class Admission(Section):

@@ -8,10 +8,14 @@ raises only with a non-empty `error` object, a blank line behind it and no `[DON
 
 import json
 from dataclasses import dataclass, field
+from typing import Final
 
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.inspection import BodyKind
 from envoy_ext.domain.outcomes import Reason
+
+NOT_RECORDED: Final = ("x-operation-recorded", "false")
+"""Header of every answer to an operation that the journal was not told all of; there is no "true"."""
 
 
 @dataclass(frozen=True, slots=True)

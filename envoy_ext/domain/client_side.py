@@ -7,7 +7,7 @@ its API's terminal mark, a deadline passed, the sidecar drains, the client takes
 from dataclasses import replace
 
 from envoy_ext.domain import ending, events, step
-from envoy_ext.domain.client_errors import ClientError, build_terminal_event
+from envoy_ext.domain.client_errors import NOT_RECORDED, ClientError, build_terminal_event
 from envoy_ext.domain.delivery import Delivery, DeliveryState
 from envoy_ext.domain.exchange_shared import Shared
 from envoy_ext.domain.ids import OperationId
@@ -49,6 +49,7 @@ class ClientSide:
                 operation_id=identity.operation_id,
                 attempts=self._shared.started_attempts,
                 may_append=delivery.may_append,
+                recorded=self._shared.recorded,
                 status=delivery.status or 0,
                 headers=self._headers,
                 streams=delivery.kind in (BodyKind.SSE, BodyKind.NDJSON),
@@ -182,6 +183,9 @@ class ClientSide:
 
     def _build_error(self, code: str, reason: Reason | None, message: str | None = None) -> ClientError:
         delivery, identity = self._delivery, self._shared.identity
+        headers = [("x-attempt-count", str(self._shared.started_attempts))]
+        if not self._shared.recorded:
+            headers.append(NOT_RECORDED)
         return ClientError(
             code=code,
             request_id=identity.request_id,
@@ -190,7 +194,7 @@ class ClientSide:
             reason=reason,
             partial_output=delivery.first_delta_passed,
             delivered_output_tokens=delivery.output_tokens,
-            headers=(("x-attempt-count", str(self._shared.started_attempts)),),
+            headers=tuple(headers),
         )
 
 

@@ -23,6 +23,10 @@ class JournalUnavailable(EnvoyExtError):
     """A journal append or lookup could not be done; the caller's policy decides what follows."""
 
 
+class StoreSilent(JournalUnavailable):
+    """The store has left an earlier call without an answer, and was not asked again: nothing was done."""
+
+
 class NotOwner(EnvoyExtError):
     """Another gateway has taken the operation over: nothing was written, and this one may do no more."""
 

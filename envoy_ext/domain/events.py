@@ -11,7 +11,7 @@ Eight sources, in no promised order between them:
 * the attempt's worker, where the replica has one: `AttemptStopped`
 * whoever looks whether the replica is dead: `AttemptFenced`
 * its pool's queue, where the request waits in it: `RequestAdmitted`, `RequestShed`
-* the sidecar itself: `DrainExpired`, `JournalFailed`, `OwnershipLost`
+* the sidecar itself: `DrainExpired`, `JournalFailed`, `RecordingLost`, `OwnershipLost`
 
 Log entries may come before, after, twice or never.
 """
@@ -244,6 +244,11 @@ class JournalFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingLost:
+    """The exchange goes on although not all of it can be recorded: the policy allows that for its class."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnershipLost:
     """The operation is another gateway's, or may be so at any moment."""
 
@@ -275,6 +280,7 @@ Event = (
     | RequestShed
     | DrainExpired
     | JournalFailed
+    | RecordingLost
     | OwnershipLost
     | BeginRefused
 )

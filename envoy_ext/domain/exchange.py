@@ -144,6 +144,8 @@ class Exchange:
                 self._client.stop("draining", Reason.DRAIN_DEADLINE)
             case events.JournalFailed():
                 self._receive_journal_failure()
+            case events.RecordingLost():
+                self._receive_recording_loss()
             case events.OwnershipLost():
                 self._receive_ownership_loss(event)
             case events.BeginRefused():
@@ -320,6 +322,11 @@ class Exchange:
             message = "The gateway cannot record this operation, so it does not run it."
             self._client.respond("upstream_unavailable", None, message)
 
+    def _receive_recording_loss(self) -> None:
+        if self._shared.recorded:
+            self._shared.recorded = False
+            self._shared.out.notes.append(step.WentUnrecorded(self._shared.identity.pool))
+
     def _receive_ownership_loss(self, event: events.OwnershipLost) -> None:
         if event.refused:
             self._attempts.abandon()
@@ -386,6 +393,7 @@ class Exchange:
                 attempts=shared.started_attempts,
                 delivered_deltas=delivery.deltas,
                 duration_s=now - shared.opened_at,
+                recorded=shared.recorded,
             )
         )
 

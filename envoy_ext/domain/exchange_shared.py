@@ -96,6 +96,8 @@ class Shared:
     refusal: GiveUp | None = None
     """Why the last attempt was refused or withheld."""
     started_attempts: int = 0
+    recorded: bool = True
+    """Whether the journal has been told all that has happened, before it happened."""
     phase: Phase | None = None
 
     def learn(self, **facts: object) -> None:

@@ -51,6 +51,8 @@ class ForwardResponse:
     attempts: int
     may_append: bool
     """Bytes may be added or dropped, so a content-length must not be promised."""
+    recorded: bool = True
+    """False tells the client that the journal has not been told all of its operation."""
     status: int = 0
     headers: tuple[tuple[str, str], ...] = ()
     """Those that belong to the answer, where it may be kept; they go on by themselves."""
@@ -283,6 +285,30 @@ class ExchangeEnded:
     attempts: int
     delivered_deltas: int
     duration_s: float
+    recorded: bool = True
+    """Whether the journal was told of all that happened, before it happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class WentUnrecorded:
+    """An exchange goes on although the journal cannot be told of it."""
+
+    pool: PoolName
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLost:
+    """The store of the journal takes no writes, or gives no answers, from here on."""
+
+    why: str
+    """In the store's own words, which hold nothing of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBack:
+    """The store works again, after so long."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +374,9 @@ Note = (
     | AttemptProved
     | StreamInterrupted
     | ExchangeEnded
+    | WentUnrecorded
+    | StoreLost
+    | StoreBack
     | RequestRefused
     | BoundaryHeld
     | AnswerReplayed

@@ -18,6 +18,8 @@ class TrafficClass:
     priority: int = 0
     max_wait_s: float = 30.0
     """The longest that one of its requests waits for a slot."""
+    unrecorded: bool = False
+    """Whether its requests may run while the journal cannot be told of them."""
 
 
 class TrafficClasses:

@@ -107,6 +107,12 @@ class LoggingObserver:
                     code=note.code,
                     why=note.detail,
                 )
+            case step.StoreLost():
+                self._log_event(logging.ERROR, "store_lost", why=note.why)
+            case step.StoreBack():
+                self._log_event(logging.WARNING, "store_back", seconds=round(note.seconds, 3))
+            case step.WentUnrecorded():
+                pass  # the exchange's own line says it, with ids
             case step.StreamInterrupted():
                 pass  # the exchange's own line says it, with ids
             case _:
@@ -118,11 +124,10 @@ class LoggingObserver:
         self._log.error("bug", exc_info=exc_info, extra={"where": where})
 
     def note_journal(self, seconds: float, failed: bool) -> None:
-        """Log an append that could not be done."""
-        if failed:
-            self._log_event(logging.WARNING, "journal_append_failed", seconds=round(seconds, 6))
+        """Counted only: a store that is down is told once, and not for each request."""
 
     def _log_exchange(self, note: step.ExchangeEnded) -> None:
+        unrecorded = {} if note.recorded else {"recorded": False}
         self._log_event(
             logging.INFO,
             "exchange_ended",
@@ -135,6 +140,7 @@ class LoggingObserver:
             attempts=note.attempts,
             delivered_deltas=note.delivered_deltas,
             duration_s=round(note.duration_s, 6),
+            **unrecorded,
         )
 
     def _log_attempt(self, note: step.AttemptFinished) -> None:

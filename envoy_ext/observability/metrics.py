@@ -76,6 +76,12 @@ class Metrics:
             ["pool", "reason"],
             registry=registry,
         )
+        self.unrecorded = Counter(
+            "envoy_ext_unrecorded_total",
+            "Exchanges that went on although the journal could not be told of them.",
+            ["pool"],
+            registry=registry,
+        )
         self.fence_wait = Histogram(
             "envoy_ext_fence_wait_seconds",
             "Time a replay waited until the attempt before it could act no more.",
@@ -143,6 +149,12 @@ class Metrics:
             registry=registry,
             buckets=_JOURNAL_S,
         )
+        self.journal_up = Gauge(
+            "envoy_ext_journal_up",
+            "Whether the store of the journal takes writes.",
+            registry=registry,
+        )
+        self.journal_up.set(1)
         self.journal_failures = Counter(
             "envoy_ext_journal_failures_total",
             "Journal appends that could not be done.",
@@ -197,6 +209,7 @@ class Metrics:
         for pool in self._inflight_counts:
             self.malformed_events.labels(pool)
             self.answers_replayed.labels(pool)
+            self.unrecorded.labels(pool)
             self.queue_depth.labels(pool)
             for code in ("queue_full", "queue_deadline_exceeded", "no_ready_replica", FORBIDDEN):
                 self.shed.labels(pool, code)
@@ -304,6 +317,12 @@ class MetricsObserver:
                 metrics.exchanges.labels(note.pool, note.ending).inc()
             case step.AttemptLetGo() | step.AttemptPlaced() | step.AttemptProved() | step.FenceAwaited():
                 pass  # where streams run is the fleet's own figure
+            case step.WentUnrecorded():
+                metrics.unrecorded.labels(note.pool).inc()
+            case step.StoreLost():
+                metrics.journal_up.set(0)
+            case step.StoreBack():
+                metrics.journal_up.set(1)
             case step.RequestRefused():
                 metrics.note_refusal(note.pool or "", note.code)
             case step.BoundaryHeld():

@@ -71,7 +71,7 @@ class Arrivals:
     def arrive(self, arrival: Arrival, sink: DeliverySink) -> Delivery:
         """A whole request has come; the sink is sent ForwardRequest, HoldRequest or an error."""
         delivery = Delivery(sink, self._fleet.streams.note_bytes, self._queues)
-        closed = self._exchanges.find_closure(arrival.request_id)
+        closed = self._exchanges.find_closure(arrival.request_id, arrival)
         if closed is not None:
             self.refuse(sink, closed)
             return delivery

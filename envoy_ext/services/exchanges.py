@@ -30,6 +30,7 @@ from envoy_ext.domain.events import (
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.exchange_shared import ExchangePolicy, Identity
 from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, ReplicaId, SeatId
+from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.silent_loss import is_unconfirmed
 from envoy_ext.ports import (
     AttemptSink,
@@ -49,8 +50,10 @@ from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.live_exchange import LiveExchange
 from envoy_ext.services.owed_ends import OwedEnds
 from envoy_ext.services.queues import Queues
+from envoy_ext.services.recording import Recordings
 from envoy_ext.services.repeats import Repeats, RequestKey
 from envoy_ext.services.seats import SeatKeeper
+from envoy_ext.services.unrecorded import Unrecorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class Exchanges:
         background: Background,
         keeper: SeatKeeper,
         queues: Queues,
+        unrecorded: Unrecorded | None = None,
         fences: Fences | None = None,
         connections: Connections | None = None,
         trace: Trace | None = None,
@@ -100,6 +104,7 @@ class Exchanges:
         self._queues = queues
         self._keeper = keeper
         keeper.on_lost(self._end_all_of)
+        self._unrecorded = unrecorded or Unrecorded()
         self._fences = fences
         self._connections = connections
         self._trace = trace
@@ -116,6 +121,9 @@ class Exchanges:
         self._repeats = Repeats()
         self._owed_ends = OwedEnds(journal)
         self._keeping = KeepingPolicy() if keeping is None else keeping
+        self._recordings = Recordings(
+            journal, keeper, self._owed_ends, self._unrecorded, clock=clock, observer=observer, trace=trace
+        )
         self._draining = False
         self._on_draining: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
@@ -145,15 +153,11 @@ class Exchanges:
         live = LiveExchange(
             exchange,
             sink,
-            seat=self._keeper.seat,
-            after=opening.after,
-            holds_seat=self._keeper.holds,
-            journal=self._journal,
+            recording=self._recordings.open(opening.arrival, opening.after),
             clock=self._clock,
             observer=self._observer,
             spawn=lambda one: self._background.run(one.write_backlog()),
             on_note=partial(self._note, identity, replicas),
-            on_unrecorded=self._owed_ends.add,
             on_finished=self._forget,
             trace=self._trace,
             keeping=AnswerKeeping(self._keeping) if identity.keeps_answer else None,
@@ -175,9 +179,23 @@ class Exchanges:
             None,
         )
 
+    def is_left_over(self, operation: Operation) -> bool:
+        """Whether the store has an operation of this gateway as running that runs nowhere: it took its begin
+        after that had been given up."""
+        if operation.ending is not None or operation.owner != self._keeper.seat:
+            return False
+        same = operation.operation_id
+        own = [one for one in self._live.values() if one.exchange.identity.operation_id == same]
+        return all(one.exchange.resolution is not None and not one.writing for one in own)
+
     async def record_owed_ends(self) -> None:
         """Write the ends that the journal could not take; `JournalUnavailable` when it still cannot."""
         await self._owed_ends.record()
+
+    def note_store_back(self) -> None:
+        """The store works again: what it missed is told without waiting for the next request."""
+        if self._owed_ends:
+            self._background.run(self._try_to_record_owed_ends())
 
     # --- the attempt hop ----------------------------------------------------------------------
 
@@ -287,11 +305,11 @@ class Exchanges:
         """What is known of repeats, for the decision that ext_authz shares."""
         return self._repeats
 
-    def find_closure(self, request_id: str) -> ClientError | None:
-        """Why no more requests are taken; None when they are."""
+    def find_closure(self, request_id: str, arrival: Arrival | None = None) -> ClientError | None:
+        """Why no more requests are taken, or this one is not; None when they are."""
         if self._draining:
             return ClientError("draining", request_id)
-        if not self._keeper.may_act:
+        if not self._keeper.may_act and not (arrival and self._unrecorded.takes_now(arrival)):
             message = "This gateway cannot be told from one that is gone, so it takes no requests."
             return ClientError("upstream_unavailable", request_id, message=message)
         return None
@@ -326,7 +344,7 @@ class Exchanges:
     def _end_all_of(self, seat: SeatId) -> None:
         """Other gateways take over what was begun in this seat."""
         for live in list(self._live.values()):
-            if live.seat == seat:
+            if live.is_owned_in(seat):
                 live.receive(OwnershipLost())
 
     async def aclose(self) -> None:

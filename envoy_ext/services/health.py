@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from envoy_ext.domain.step import Note
+from envoy_ext.domain.step import Note, StoreBack
 
 JOURNAL_FAILED_FOR_S: Final = 10.0
 """How long a failed append keeps the sidecar unready. It must end by itself: an unready sidecar
@@ -24,6 +24,8 @@ class HealthState:
         """No more requests are taken; those in flight go on."""
         self.holds_seat: Callable[[], bool] = lambda: True
         """Whether the other gateways at the store know that this one is alive."""
+        self.serves_without_store: Callable[[], bool] = lambda: False
+        """Whether the store is down and some requests are served all the same."""
         self.fatal: str | None = None
         """Why only a restart can help; a fixed text of ours."""
         self._now = now
@@ -42,6 +44,8 @@ class HealthState:
         faults = [*self.find_startup_faults(), *self.find_live_faults()]
         if self.draining:
             faults.append("draining")
+        if self.serves_without_store():
+            return tuple(faults)
         if not self.holds_seat():
             faults.append("seat")
         failed_at = self._journal_failed_at
@@ -50,7 +54,9 @@ class HealthState:
         return tuple(faults)
 
     def note(self, note: Note) -> None:
-        """Nothing in a note says anything about health: bad replicas do not make a bad sidecar."""
+        """Bad replicas do not make a bad sidecar; a store that works again is news before the next append."""
+        if isinstance(note, StoreBack):
+            self._journal_failed_at = None
 
     def note_bug(self, where: str, error: BaseException) -> None:
         """A contained bug ends one exchange; the process is as good as before."""

@@ -18,6 +18,7 @@ from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.joiners import Joiner, Joiners
 from envoy_ext.services.queues import Queues
+from envoy_ext.services.recovery import end_left_over
 from envoy_ext.services.repeat_rules import (
     Repeat,
     RunsAgain,
@@ -122,7 +123,11 @@ class Keyed:
     async def _read(self, one: KeyedRequest) -> Repeat | None:
         """What the store says of the key; None when nothing has begun under it."""
         await self._exchanges.record_owed_ends()
-        earlier = await self._store.find_by_key(one.arrival.caller, one.path, one.key_hash)
+        name = one.arrival.caller, one.path, one.key_hash
+        earlier = await self._store.find_by_key(*name)
+        if earlier is not None and self._exchanges.is_left_over(earlier):
+            await end_left_over(self._store, earlier, self._clock.wall())
+            earlier = await self._store.find_by_key(*name)
         return None if earlier is None else decide_repeat(one.arrival.request_id, one.body_sha256, earlier)
 
     async def _read_rest(

@@ -40,7 +40,7 @@ class Leases:
             return LeaseAnswer.REFUSED
         if live is None or live.exchange.identity.operation_id != operation_id:
             return LeaseAnswer.UNKNOWN
-        if not live.holds_seat:
+        if not live.may_be_given_time:
             return LeaseAnswer.NOT_NOW
         granted = live.exchange.renew(attempt_id, token, self._clock.now())
         return LeaseAnswer.GRANTED if granted else LeaseAnswer.REFUSED

@@ -6,8 +6,7 @@ every later step of the same exchange waits behind it: that is the whole of the 
 exception. The record of a whole answer comes after its last bytes: a sidecar that is killed between
 the two would otherwise leave a "completed" for what nobody was given.
 
-An operation that another gateway has taken over takes no record from here. So nothing that needs one
-happens any more, and the client is told.
+What cannot be recorded does not happen, and the client is told; unless `services.recording` lets it go on.
 """
 
 import asyncio
@@ -15,20 +14,20 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, assert_never
+from typing import assert_never
 
 from envoy_ext.domain import step
 from envoy_ext.domain.answer_keeping import AnswerKeeping
 from envoy_ext.domain.client_errors import CODES
-from envoy_ext.domain.errors import ImpossibleEvent, JournalUnavailable, NotOwner, SeatLost
-from envoy_ext.domain.events import BeginRefused, Event, JournalFailed, OwnershipLost
+from envoy_ext.domain.errors import ImpossibleEvent
+from envoy_ext.domain.events import Event, RecordingLost
 from envoy_ext.domain.exchange import Exchange
-from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
+from envoy_ext.domain.ids import AttemptId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.outcomes import OperationState
-from envoy_ext.domain.ownership import FIRST_TOKEN
-from envoy_ext.domain.records import AttemptEnded, AttemptStarted, OperationBegun, OperationEnded, Record
-from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Journal, Observer, Trace, TraceKind
+from envoy_ext.domain.records import OperationEnded, Record
+from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Observer, Trace, TraceKind
+from envoy_ext.services.recording import NotTold, Recording, is_end
 
 RETRY_AFTER_S = (1, 3)
 """Retry-After is spread over these seconds, so that refused clients do not come back as one."""
@@ -42,62 +41,62 @@ class LiveExchange:
         exchange: Exchange,
         delivery: DeliverySink,
         *,
-        seat: SeatId,
-        after: OperationId | None,
-        holds_seat: Callable[[SeatId], bool],
-        journal: Journal,
+        recording: Recording,
         clock: Clock,
         observer: Observer,
         spawn: Callable[["LiveExchange"], None],
         on_note: Callable[[step.Note], None],
-        on_unrecorded: Callable[[tuple[Record, ...]], None],
         on_finished: Callable[["LiveExchange"], None],
         trace: Trace | None = None,
         keeping: AnswerKeeping | None = None,
     ) -> None:
         self.exchange = exchange
-        self.seat: Final = seat
-        """In which its operation began, and may be given time."""
-        self._after = after
+        self._recording = recording
         self._keeping = keeping
-        self._holds_seat = holds_seat
         self._delivery = delivery
         self._attempts: dict[AttemptId, AttemptSink] = {}
-        self._journal = journal
         self._clock = clock
         self._observer = observer
         self._spawn = spawn
         self._on_note = on_note
-        self._on_unrecorded = on_unrecorded
         self._on_finished = on_finished
         self._trace = trace
         self._backlog: deque[step.Step] = deque()
         self._writing = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._begun = True
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._forgotten = False
 
     def open(self) -> None:
         """Record the operation and let the request go on."""
+        self._say_if_never_recorded()
         self._carry_out(self.exchange.open(self._clock.now()))
         self._arm()
 
     def open_queued(self, until: float) -> None:
         """Record the operation and keep the request, until its queue tells what is to become of it."""
+        self._say_if_never_recorded()
         self._carry_out(self.exchange.open_queued(self._clock.now(), until))
         self._arm()
+
+    def _say_if_never_recorded(self) -> None:
+        if self._recording.never:
+            self._send(self.exchange.receive(RecordingLost(), self._clock.now()))
 
     def join(self, attempt_id: AttemptId, sink: AttemptSink) -> None:
         """Where replies to an attempt go; before its `AttemptArrived`."""
         self._attempts[attempt_id] = sink
 
     @property
-    def holds_seat(self) -> bool:
+    def may_be_given_time(self) -> bool:
         """Whether no other gateway can have taken the operation over."""
-        return self._holds_seat(self.seat)
+        return self._recording.may_be_given_time
+
+    def is_owned_in(self, seat: SeatId) -> bool:
+        """Whether its operation is lost with this seat."""
+        return self._recording.is_owned_in(seat)
 
     @property
     def attempt_ids(self) -> list[AttemptId]:
@@ -172,39 +171,19 @@ class LiveExchange:
                 if _tells_of_a_whole_answer(taken):
                     self._reply(taken)
                     taken = replace(taken, replies=())
-                failure = await self._append(taken) if taken.records else None
-                if failure is not None:
-                    self._fail_journal(taken, failure)
+                told = None
+                if taken.records:
+                    told = await self._recording.append(taken, self._take_kept(taken))
+                if isinstance(told, RecordingLost):
+                    self._carry_out(self.exchange.receive(told, self._clock.now()))
+                elif told is not None:
+                    self._fail_journal(taken, told)
                     continue
                 self._send(taken)
         finally:
             self._writing = False
             self._idle.set()
         self._forget_if_finished()
-
-    async def _append(self, taken: step.Step) -> JournalFailed | OwnershipLost | BeginRefused | None:
-        """Why the step's replies may not go out; None when they may."""
-        if not self._begun:
-            return None  # ends of what the journal knows nothing of
-        started = self._clock.now()
-        refusal: OwnershipLost | BeginRefused | None = None
-        answer = self._take_kept(taken)
-        try:
-            refusal = await self._write(taken.records, answer)
-        except JournalUnavailable:
-            self._observer.note_journal(self._clock.now() - started, failed=True)
-            if not _is_end(taken):
-                return JournalFailed()
-            # The client's last bytes need not wait for the record of an end. It is owed: until it is
-            # written, the journal calls the operation running. The answer is not: while a disk is full,
-            # those of all clients would fill the memory.
-            self._on_unrecorded(taken.records)
-            return None
-        self._observer.note_journal(self._clock.now() - started, failed=False)
-        if refusal is None:
-            self._follow(TraceKind.RECORDED, taken.records)
-        # Of an end that nobody wants to know of any more, only the record is missing.
-        return None if _is_end(taken) else refusal
 
     def _take_kept(self, taken: step.Step) -> KeptAnswer | None:
         """The answer that is kept with this step, which may be the last word on its operation."""
@@ -215,41 +194,21 @@ class LiveExchange:
             return None
         return keeping.build(last_word_said=self.exchange.last_word_said)
 
-    async def _write(
-        self, records: tuple[Record, ...], answer: KeptAnswer | None
-    ) -> OwnershipLost | BeginRefused | None:
-        begun = next((record for record in records if isinstance(record, OperationBegun)), None)
-        starts = any(isinstance(record, AttemptStarted) for record in records)
-        if starts and not self.holds_seat:
-            return OwnershipLost(refused=True)  # its lease could not be renewed
-        try:
-            if begun is not None:
-                holder = await self._journal.begin(begun, self.seat, self._after)
-                if holder is not None:
-                    return BeginRefused(holder.operation_id)
-            rest = [one for one in records if one is not begun]
-            await self._journal.append(rest, FIRST_TOKEN, answer)
-        except (NotOwner, SeatLost):
-            return OwnershipLost(refused=True)
-        return None
-
-    def _fail_journal(self, failed: step.Step, why: JournalFailed | OwnershipLost | BeginRefused) -> None:
+    def _fail_journal(self, failed: step.Step, why: NotTold) -> None:
         """Tell the exchange; what it wants said now needs no record to be allowed.
 
         What was to be recorded behind the failed step is not done either, but for ends: those have
         happened. So have the phases, whose notes are a count.
         """
-        if any(isinstance(record, OperationBegun) for record in failed.records):
-            self._begun = False
         behind = [failed, *self._backlog]
         self._backlog.clear()
-        self._backlog.extend(one for one in behind if _is_end(one))
+        self._backlog.extend(one for one in behind if is_end(one))
         for one in behind:
-            if not _is_end(one):
+            if not is_end(one):
                 self._note([note for note in one.notes if isinstance(note, step.PhaseChanged)])
         told = self.exchange.receive(why, self._clock.now())
         self._send(replace(told, records=()))
-        if told.records and self._begun:
+        if told.records:
             self._backlog.append(step.Step(records=told.records))
 
     def _send(self, taken: step.Step) -> None:
@@ -309,13 +268,8 @@ class LiveExchange:
         self._on_finished(self)
 
 
-def _is_end(taken: step.Step) -> bool:
-    """Whether a step records nothing but ends. Anything else must not happen unrecorded."""
-    return all(isinstance(record, AttemptEnded | OperationEnded) for record in taken.records)
-
-
 def _tells_of_a_whole_answer(taken: step.Step) -> bool:
-    return _is_end(taken) and any(
+    return is_end(taken) and any(
         isinstance(record, OperationEnded) and record.state is OperationState.COMPLETED
         for record in taken.records
     )

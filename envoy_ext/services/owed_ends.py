@@ -1,4 +1,4 @@
-"""Ends that could not be recorded when they happened, kept until the journal takes them.
+"""Records that could not be written when they happened, most of them ends, kept until the journal takes them.
 
 Without them the journal would call an operation running that nobody runs, and refuse every repeat
 under its idempotency key until the next start of the sidecar.
@@ -16,6 +16,8 @@ from envoy_ext.ports import Journal
 
 MAX_OWED: Final = 10_000
 """Steps that are kept: minutes of traffic on a full disk. Those beyond are found open by the next start."""
+MAX_IN_DOUBT: Final = 1_000
+"""Above so many none is kept of what has most likely never begun: it must not push out what has."""
 
 
 class OwedEnds:
@@ -30,8 +32,13 @@ class OwedEnds:
         return len(self._owed)
 
     def add(self, records: tuple[Record, ...]) -> None:
-        """Keep the records of one step."""
+        """Keep the records of one step. Those of one operation are written in the order of their coming."""
         if len(self._owed) < MAX_OWED:
+            self._owed.append(records)
+
+    def add_in_doubt(self, records: tuple[Record, ...]) -> None:
+        """Keep the end of an operation of which nobody knows whether it has begun."""
+        if len(self._owed) < MAX_IN_DOUBT:
             self._owed.append(records)
 
     async def record(self) -> None:
@@ -40,6 +47,6 @@ class OwedEnds:
             return
         async with self._recording:
             while self._owed:
-                with suppress(NotOwner):  # who has taken it over has ended it
+                with suppress(NotOwner):  # who has taken it over has ended it, or it has never begun
                     await self._journal.append(self._owed[0], FIRST_TOKEN)
                 self._owed.popleft()

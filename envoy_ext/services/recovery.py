@@ -8,7 +8,9 @@ again, its attempts get the time in which they may still act.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
+from typing import Final
 
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import OperationId
@@ -22,6 +24,8 @@ from envoy_ext.services.seats import SeatKeeper
 
 GATEWAY_GONE = "gateway_gone"
 """The `detail` of every attempt that recovery ended."""
+MISSED_LOOKS: Final = 2
+"""So many times the interval between two looks without one, and the watch begins anew."""
 
 
 class Recovery:
@@ -41,6 +45,7 @@ class Recovery:
         self._keeper = keeper
         self._on_ended = on_ended
         self._watch = SeatWatch(policy)
+        self._looked_at = -math.inf
         self._asked_for: dict[OperationId, Operation] = {}
         """To be taken over, as they were seen: those whose answer was lost may be this gateway's already, and
         no orphans any more."""
@@ -77,7 +82,13 @@ class Recovery:
     async def _remove_the_silent(self) -> None:
         # This one's own is never among them: it would not be at work.
         seats = await self._journal.read_seats()
-        for seat, number in self._watch.receive(seats, self._clock.now()):
+        now = self._clock.now()
+        if now - self._looked_at > MISSED_LOOKS * self._policy.renew_s:
+            # Whoever could not look can tell nothing by what has not changed: while a store is down nobody
+            # can beat.
+            self._watch = SeatWatch(self._policy)
+        self._looked_at = now
+        for seat, number in self._watch.receive(seats, now):
             await self._journal.remove_seat(seat, number)
 
     async def _take_over(self, orphan: Operation) -> None:
@@ -111,6 +122,12 @@ class Recovery:
         for record in records:
             operation = apply_record(operation, record)
         self._on_ended(operation)
+
+
+async def end_left_over(journal: Journal, operation: Operation, wall_now: float) -> None:
+    """End an operation of the caller's own that runs nowhere. If it has an end by now, that one stands."""
+    with contextlib.suppress(NotOwner):  # then another gateway ends it
+        await journal.append(build_recovery_records(operation, wall_now), operation.token)
 
 
 def build_recovery_records(operation: Operation, wall_now: float) -> list[Record]:

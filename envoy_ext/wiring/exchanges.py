@@ -43,6 +43,7 @@ def build_queue_policy(admission: Admission) -> QueuePolicy:
             weight=one.weight,
             priority=one.priority,
             max_wait_s=admission.max_wait if one.max_wait is None else one.max_wait,
+            unrecorded=one.unrecorded,
         )
         for name, one in admission.classes.items()
     ]

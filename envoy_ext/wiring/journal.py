@@ -35,7 +35,9 @@ async def _open(journal: Journal) -> Store:
     if journal.store == "memory":
         return MemoryJournal()
     if journal.store == "redis":
-        return await RedisJournal.open(build_place(journal), journal.prefix, _build_replicas(journal))
+        replicas = _build_replicas(journal)
+        call_s = journal.timeout - (replicas.timeout_s if replicas else 0.0)
+        return await RedisJournal.open(build_place(journal), journal.prefix, replicas, call_s=call_s)
     return await SqliteJournal.open(journal.path, journal.synchronous, shared=journal.shared)
 
 

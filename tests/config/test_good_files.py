@@ -84,6 +84,8 @@ def test_every_key_is_read() -> None:
     assert (config.lease.grpc.address, config.lease.grpc.port) == ("10.0.0.2", 9904)
     assert config.retry_budget.percent == 12.5
     assert config.journal.synchronous == "full"
+    assert (config.journal.timeout, config.journal.on_unavailable) == (2.0, "continue_unrecorded")
+    assert [name for name, one in config.admission.classes.items() if one.unrecorded] == ["batch"]
     assert chat.models == ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1:8b")
     assert chat.boundary == "external:partner-1"
     assert chat.fingerprint.parallel == "tp2"

@@ -12,7 +12,10 @@ from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.adapters.journal_redis import RedisJournal
 from envoy_ext.adapters.journal_redis_way import RedisPlace
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
+from envoy_ext.services.guarded_store import GuardedStore
+from tests.support.clock import ManualClock
 from tests.support.redis_server import RedisServer, redis_server
+from tests.support.sidecar import Watcher
 
 
 @dataclass
@@ -52,7 +55,7 @@ def prefix() -> str:
     return f"test-{next(_PREFIXES)}"
 
 
-@pytest.fixture(params=["memory", "sqlite-normal", "sqlite-full", "sqlite-shared", "redis"])
+@pytest.fixture(params=["memory", "guarded", "sqlite-normal", "sqlite-full", "sqlite-shared", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> AsyncIterator[Store]:
     path = tmp_path / "journal.db"
     in_memory = MemoryJournal(exclusive=False)
@@ -64,8 +67,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> 
         server: RedisServer = request.getfixturevalue("redis")
         return await RedisJournal.open(RedisPlace(nodes=(("127.0.0.1", server.port),)), prefix)
 
+    async def open_guarded() -> ports.Store:
+        return GuardedStore(in_memory, ManualClock(), Watcher(), timeout_s=3.0, beat_timeout_s=2.0)
+
     stores = {
         "memory": Store("memory", False, True, open_memory),
+        "guarded": Store("guarded", False, True, open_guarded),
         "sqlite-normal": Store("sqlite-normal", True, False, lambda: SqliteJournal.open(path)),
         "sqlite-full": Store("sqlite-full", True, False, lambda: SqliteJournal.open(path, "full")),
         "sqlite-shared": Store("sqlite-shared", True, True, lambda: SqliteJournal.open(path, shared=True)),

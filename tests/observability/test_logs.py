@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,8 @@ def test_every_kind_of_note_is_either_logged_or_left_to_the_metrics(
         "ReplayRefused": ["replay_refused"],
         "BoundaryHeld": ["data_class_forbidden"],
         "AnswerReplayed": ["answer_replayed"],
+        "StoreLost": ["store_lost"],
+        "StoreBack": ["store_back"],
     }
     assert [event["event"] for event in lines.events] == expected.get(kind.__name__, [])
 
@@ -174,13 +177,21 @@ def test_a_bug_is_logged_with_where_it_was_and_its_stack(observer: LoggingObserv
     assert event["exception"]["stack"][-1].endswith(" broken")
 
 
-def test_a_failed_append_is_a_warning_and_a_good_one_is_silent(
+def test_a_store_that_is_down_is_told_once_and_not_with_each_append(
     observer: LoggingObserver, lines: Lines
 ) -> None:
-    observer.note_journal(0.1, failed=False)
-    observer.note_journal(2.0, failed=True)
-    event = one(lines)
-    assert (event["event"], event["level"], event["seconds"]) == ("journal_append_failed", "warning", 2.0)
+    observer.note(step.StoreLost("the disk is full"))
+    for _ in range(3):
+        observer.note_journal(2.0, failed=True)
+    observer.note(step.StoreBack(12.5))
+    lost, back = lines.events
+    assert (lost["event"], lost["level"], lost["why"]) == ("store_lost", "error", "the disk is full")
+    assert (back["event"], back["level"], back["seconds"]) == ("store_back", "warning", 12.5)
+
+
+def test_an_exchange_that_was_not_recorded_says_so(observer: LoggingObserver, lines: Lines) -> None:
+    observer.note(replace(exchange_ended(), recorded=False))
+    assert one(lines)["recorded"] is False
 
 
 def test_an_exception_of_python_does_not_bring_the_text_it_could_not_read_into_the_log(

@@ -34,6 +34,8 @@ LABELS = {
     "envoy_ext_queue_depth": {"pool"},
     "envoy_ext_queue_wait_seconds_count": set(),
     "envoy_ext_malformed_events_total": {"pool"},
+    "envoy_ext_unrecorded_total": {"pool"},
+    "envoy_ext_journal_up": set(),
     "envoy_ext_ttft_seconds_count": set(),
     "envoy_ext_chunk_seconds_count": set(),
     "envoy_ext_journal_append_seconds_count": set(),
@@ -88,6 +90,8 @@ FLEETS_OWN = (step.AttemptLetGo, step.AttemptPlaced, step.AttemptProved, step.Fe
 def test_every_kind_of_note_that_is_counted_changes_a_metric(
     kind: type, metrics: Metrics, observer: MetricsObserver
 ) -> None:
+    if kind is step.StoreBack:
+        observer.note(SAMPLES[step.StoreLost])
     before = read(metrics)
     observer.note(SAMPLES[kind])
     assert read(metrics) != before

@@ -1,5 +1,6 @@
 """Three questions about the sidecar's health, and what speaks against each."""
 
+from envoy_ext.domain.step import StoreBack
 from envoy_ext.services.health import JOURNAL_FAILED_FOR_S, HealthState
 from tests.support.clock import ManualClock
 from tests.support.notes import SAMPLES
@@ -61,6 +62,26 @@ def test_a_failed_append_does_not_keep_it_unready_for_good() -> None:
     assert health.find_ready_faults() == ("journal",)
     clock.advance(0.1)
     assert health.find_ready_faults() == ()
+
+
+def test_a_store_that_is_back_makes_it_ready_before_the_next_append() -> None:
+    health = HealthState()
+    health.started = True
+    health.note_journal(2.0, failed=True)
+    health.note(StoreBack(3.0))
+    assert health.find_ready_faults() == ()
+
+
+def test_one_that_serves_without_its_store_is_ready_while_that_is_down() -> None:
+    down = True
+    health = HealthState()
+    health.started = True
+    health.serves_without_store = lambda: down
+    health.holds_seat = lambda: False
+    health.note_journal(2.0, failed=True)
+    assert health.find_ready_faults() == ()
+    down = False
+    assert health.find_ready_faults() == ("seat", "journal")
 
 
 def test_bad_replicas_and_contained_bugs_do_not_make_a_bad_sidecar() -> None:

@@ -9,9 +9,9 @@ import pytest
 from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
 from envoy_ext.services.joiners import JoinPolicy
-from tests.services.test_journal_outage import FailingJournal
 from tests.support.clock import ManualClock
 from tests.support.keyed import SSE, WHOLE, Client, ask, let_tasks_run
+from tests.support.outages import FailingJournal
 from tests.support.sidecar import BODY, DELTA, Sidecar
 
 WAIT = JoinPolicy(waits=True)

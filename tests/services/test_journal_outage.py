@@ -1,27 +1,8 @@
 """What the services do around the journal: a record that fails, is late, or is cut off by a kill."""
 
-import asyncio
-from collections.abc import Iterable, Sequence
-
 import pytest
 
-from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
-from envoy_ext.domain.errors import JournalUnavailable
-from envoy_ext.domain.events import (
-    AttemptAnswered,
-    AttemptBody,
-    AttemptClosed,
-    AttemptLogged,
-    DeliveryClosed,
-    ExchangeLogged,
-    LogCause,
-    ResponseBody,
-    ResponseStarted,
-)
-from envoy_ext.domain.ids import FencingToken, OperationId, ReplicaId, SeatId
-from envoy_ext.domain.kept_answer import KeptAnswer
-from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import (
     AttemptEnded,
@@ -32,102 +13,8 @@ from envoy_ext.domain.records import (
     Record,
 )
 from tests.support.journals import leave
-from tests.support.sidecar import DELTA, REST, SSE, Sent, Sidecar
-
-
-class FailingJournal(MemoryJournal):
-    """Refuses records of some kinds, or keeps their appends waiting, until it is mended."""
-
-    def __init__(self, *refused: type[Record]) -> None:
-        super().__init__()
-        self.refused = refused
-        self.slow: tuple[type[Record], ...] = ()
-        self.go_on = asyncio.Event()
-
-    async def begin(
-        self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
-    ) -> Operation | None:
-        await self.fail_as_told([begun])
-        return await super().begin(begun, owner, after)
-
-    async def append(
-        self, records: Sequence[Record], token: FencingToken, answer: KeptAnswer | None = None
-    ) -> None:
-        await self.fail_as_told(records)
-        await super().append(records, token, answer)
-
-    async def fail_as_told(self, records: Sequence[Record]) -> None:
-        if any(isinstance(record, self.slow) for record in records):
-            await self.go_on.wait()
-        if any(isinstance(record, self.refused) for record in records):
-            raise JournalUnavailable("the disk is full")
-
-    def mend(self) -> None:
-        self.refused = ()
-
-
-def count_phases(notes: Iterable[step.Note]) -> dict[str, int]:
-    """What the in-flight gauges show after these notes."""
-    counts: dict[str, int] = {}
-    for note in notes:
-        if isinstance(note, step.PhaseChanged):
-            for phase, change in ((note.before, -1), (note.after, 1)):
-                if phase is not None:
-                    counts[phase] = counts.get(phase, 0) + change
-    return counts
-
-
-async def let_tasks_run() -> None:
-    """Give every task that can go on its turns."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def ask(sidecar: Sidecar, *, key: str | None = None) -> Sent:
-    """Send a request; what it was told so far."""
-    client = Sent()
-    sidecar.arrivals.arrive(sidecar.build_arrival(key=key), client)
-    await let_tasks_run()
-    return client
-
-
-async def play_whole_answer(sidecar: Sidecar, *, key: str | None = None) -> Sent:
-    """One request as Envoy plays it: as far as the sidecar lets it come, and then closed and logged."""
-    client, hop = Sent(), Sent()
-    delivery = sidecar.arrivals.arrive(sidecar.build_arrival(key=key), client)
-    await let_tasks_run()
-    forward = client.replies[0]
-    if isinstance(forward, step.ForwardRequest):
-        joined = sidecar.exchanges.join(forward.exchange_id, hop)
-        assert joined is not None
-        live, attempt_id = joined
-        sidecar.exchanges.arrive_attempt(live, attempt_id)
-        await let_tasks_run()
-        if isinstance(hop.replies[-1], step.StartAttempt):
-            live.receive(AttemptAnswered(attempt_id, 200, SSE, "", ReplicaId("a"), end=False))
-            live.receive(AttemptBody(attempt_id, DELTA, end=False))
-            await let_tasks_run()
-        if isinstance(hop.replies[-1], step.ReleaseAttempt):
-            delivery.receive(ResponseStarted(200, SSE, "", replay_mark=False, refusal=None, end=False))
-            delivery.receive(ResponseBody(DELTA + REST, end=True))
-            await let_tasks_run()
-        live.receive(AttemptClosed(attempt_id))
-        live.receive(AttemptLogged(attempt_id, LogCause.COMPLETED, ReplicaId("a"), 0, ""))
-        live.receive(ExchangeLogged(LogCause.COMPLETED, ""))
-    delivery.receive(DeliveryClosed())
-    await let_tasks_run()
-    return client
-
-
-async def settle(sidecar: Sidecar) -> None:
-    async with asyncio.timeout(5):
-        await sidecar.exchanges.wait_idle()
-        await sidecar.exchanges.aclose()
-    assert sidecar.watcher.bugs == []
-
-
-def ended_body(sent: Sent) -> bool:
-    return any(isinstance(reply, step.ForwardBody) and reply.end for reply in sent.replies)
+from tests.support.outages import FailingJournal, ask, count_phases, ended_body, play_whole_answer, settle
+from tests.support.sidecar import Sidecar
 
 
 @pytest.mark.parametrize("kind", [OperationBegun, AttemptStarted, FirstDeltaSent])

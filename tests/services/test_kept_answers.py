@@ -18,8 +18,8 @@ from envoy_ext.domain.ids import OperationId, ReplicaId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.records import OperationEnded
-from tests.services.test_journal_outage import FailingJournal
 from tests.support.keyed import JSON, KEPT_HEADERS, SSE, WHOLE, ask, let_tasks_run, read_kept
+from tests.support.outages import FailingJournal
 from tests.support.sidecar import BODY, DELTA, REST, Sidecar
 
 RECORDED = Path(__file__).parents[1] / "data" / "sse"

@@ -21,8 +21,8 @@ from envoy_ext.domain.events import (
 from envoy_ext.domain.ids import AttemptId, FencingToken, ReplicaId
 from envoy_ext.domain.slots import SlotCount
 from envoy_ext.services.leases import Leases
-from tests.services.test_journal_outage import count_phases
 from tests.support.members import show_idle
+from tests.support.outages import count_phases
 from tests.support.sidecar import DELTA, POOL, REST, SSE, Sent, Sidecar
 
 EACH = 1_000

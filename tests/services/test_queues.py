@@ -28,9 +28,9 @@ from envoy_ext.domain.records import OperationBegun
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.live_exchange import LiveExchange
-from tests.services.test_journal_outage import FailingJournal, count_phases, let_tasks_run
 from tests.support.clock import ManualClock
 from tests.support.members import place, show_idle
+from tests.support.outages import FailingJournal, count_phases, let_tasks_run
 from tests.support.sidecar import BODY, DELTA, POOL, REST, SSE, Sent, Sidecar
 
 

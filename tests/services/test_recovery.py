@@ -224,6 +224,22 @@ async def test_a_gateway_that_beats_keeps_what_it_has() -> None:
     assert two.b.keeper.may_act
 
 
+async def test_when_a_store_comes_back_nobody_is_found_gone_for_the_time_it_was_down() -> None:
+    two = await TwoGateways().start()
+    await two.pass_time(POLICY.renew_s, two.a, two.b)
+    await two.pass_time(3 * GONE_AFTER_S)  # no call reaches the store
+    await two.b.keeper.beat()
+    for _ in range(2):
+        await two.b.recovery.look()
+    await two.a.keeper.beat()
+    assert two.a.lost_seats == []
+    assert two.a.keeper.may_act
+    await two.pass_time(GONE_AFTER_S + POLICY.renew_s, two.b)
+    assert (await get(two.journal)).owner == two.b.keeper.seat, (
+        "one that stands still is found gone all the same"
+    )
+
+
 async def test_a_gateway_that_stands_still_loses_its_operations_to_one_that_runs() -> None:
     two = await TwoGateways().start()
     old = two.a.keeper.seat

@@ -34,6 +34,7 @@ from envoy_ext.services.live_exchange import LiveExchange
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.rooms import Rooms
 from envoy_ext.services.seats import SeatKeeper
+from envoy_ext.services.unrecorded import Unrecorded
 from tests.support.journals import run_now
 from tests.support.members import list_members
 
@@ -88,6 +89,7 @@ class Sidecar:
     """What each replica computes at once; None: nobody says, and nothing ever waits."""
     queue_policy: QueuePolicy = field(default_factory=lambda: QueuePolicy(256, TrafficClasses(())))
     connections: Connections | None = None
+    unrecorded: Unrecorded = field(default_factory=Unrecorded)
     trace: Trace | None = None
     others: dict[str, str] = field(default_factory=dict)
     """More pools, each with a model of its own name and one replica `<name>-a`, by their boundary."""
@@ -139,6 +141,7 @@ class Sidecar:
             background=background,
             keeper=self.keeper,
             queues=self.queues,
+            unrecorded=self.unrecorded,
             fences=None if self.probe is None else Fences(fleet.places, self.probe, clock),
             connections=self.connections,
             trace=self.trace,

@@ -1,0 +1,233 @@
+"""A store whose calls are bounded in time, and that is known to be down while it is.
+
+    UP ── a write fails ──> REFUSING ── a write is done ──> UP
+    UP, REFUSING ── a call is not answered soon ──> SILENT ── any answer ──> UP
+
+A store that refuses is asked again by each call: its word comes at once. One that is silent, or takes its
+time to refuse, would make each caller wait as long as the first one did: it is asked by this gateway's beats
+and by the probe alone, and every other call is told `StoreSilent`. The probe is a beat of this gateway's seat
+with the number that it has anyway, which changes nothing and needs a write.
+
+A call that was given up may have reached the store, and may still be done there. Its caller is told
+`JournalUnavailable`, as for an answer that was lost.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from envoy_ext.domain import step
+from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost, StoreSilent
+from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.records import OperationBegun, Record
+from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
+from envoy_ext.ports import Clock, Observer, Store
+
+PROBE_EVERY_S: Final = 1.0
+"""From the end of one probe to the next: how late it may be noticed that the store is back."""
+
+SLOW_REFUSAL_S: Final = 0.5
+"""A store that is asked over a network may try for some time before it says that nobody is there. Its refusal
+costs its callers as much as no answer then."""
+OWN_WORDS_S: Final = 0.25
+"""How much longer than a store's own bound, which is the same, its answer is waited for: it knows why."""
+
+_Result = TypeVar("_Result")
+_Work = Callable[[], Awaitable[_Result]]
+
+
+class GuardedStore:
+    """`ports.Store` around another. Used from one event loop; `run` is to be kept running beside it."""
+
+    def __init__(
+        self, store: Store, clock: Clock, observer: Observer, *, timeout_s: float, beat_timeout_s: float
+    ) -> None:
+        """`beat_timeout_s`: shorter than a seat is kept without a beat, so that another follows in time."""
+        self._store = store
+        self._clock = clock
+        self._observer = observer
+        self._timeout_s = timeout_s + OWN_WORDS_S
+        self._beat_timeout_s = min(self._timeout_s, beat_timeout_s)
+        self._down_since: float | None = None
+        self._silent = False
+        self._is_down = asyncio.Event()
+        self._beat: tuple[SeatId, int] | None = None
+        """The seat of this gateway, and the last number it was to be kept with."""
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def down(self) -> bool:
+        """Whether its last word, or its silence, was that it takes no writes."""
+        return self._down_since is not None
+
+    def on_back(self, listener: Callable[[], None]) -> None:
+        """Call it each time when the store works again."""
+        self._listeners.append(listener)
+
+    async def run(self) -> None:
+        """Probe the store while it is down, until cancelled."""
+        while True:
+            await self._is_down.wait()
+            await self.probe()
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def probe(self) -> None:
+        """Ask once whether it works again."""
+        if self._beat is not None:
+            with contextlib.suppress(JournalUnavailable, SeatLost):  # the state has changed, or stands
+                await self._write_always(partial(self._store.beat, *self._beat), self._timeout_s)
+
+    # --- the bound, and what it tells ---------------------------------------------------------
+
+    async def _write(self, work: _Work[_Result]) -> _Result:
+        self._refuse_while_silent()
+        return await self._write_always(work, self._timeout_s)
+
+    async def _write_always(self, work: _Work[_Result], limit_s: float) -> _Result:
+        try:
+            result = await self._bound(work, limit_s)
+        except JournalUnavailable as fault:
+            self._note_lost(str(fault))
+            raise
+        except (NotOwner, SeatLost):
+            self._note_back()
+            raise
+        self._note_back()
+        return result
+
+    async def _read(self, work: _Work[_Result]) -> _Result:
+        """A look that a request waits for. Reads may work where writes do not: an answer tells nothing."""
+        self._refuse_while_silent()
+        return await self._bound(work, self._timeout_s)
+
+    async def _bound(self, work: _Work[_Result], limit_s: float) -> _Result:
+        asked_at = self._clock.now()
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await work()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            fault = JournalUnavailable(f"the store has not answered within {limit_s:g} s")
+            self._note_silent(fault)
+            raise fault from None
+        except JournalUnavailable as fault:
+            if self._clock.now() - asked_at > SLOW_REFUSAL_S:
+                self._note_silent(fault)
+            raise
+
+    async def _look(self, work: _Work[_Result]) -> _Result:
+        """A look of people's or recovery's: it may be large, and its being slow says nothing of the store."""
+        self._refuse_while_silent()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await work()
+        except TimeoutError:
+            raise JournalUnavailable(f"the store has not answered within {self._timeout_s:g} s") from None
+
+    def _refuse_while_silent(self) -> None:
+        if self._silent:
+            raise StoreSilent("the store gives no answers")
+
+    def _note_silent(self, fault: JournalUnavailable) -> None:
+        self._silent = True
+        self._note_lost(str(fault))
+
+    def _note_lost(self, why: str) -> None:
+        if self._down_since is None:
+            self._down_since = self._clock.now()
+            self._is_down.set()
+            self._observer.note(step.StoreLost(why))
+
+    def _note_back(self) -> None:
+        self._silent = False
+        if self._down_since is None:
+            return
+        seconds = self._clock.now() - self._down_since
+        self._down_since = None
+        self._is_down.clear()
+        self._observer.note(step.StoreBack(seconds))
+        for listener in self._listeners:
+            listener()
+
+    # --- ports.Journal ------------------------------------------------------------------------
+
+    @property
+    def exclusive(self) -> bool:
+        return self._store.exclusive
+
+    @property
+    def guarantees(self) -> frozenset[str]:
+        return self._store.guarantees
+
+    async def begin(
+        self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
+    ) -> Operation | None:
+        return await self._write(partial(self._store.begin, begun, owner, after))
+
+    async def append(
+        self, records: Sequence[Record], token: FencingToken, answer: KeptAnswer | None = None
+    ) -> None:
+        await self._write(partial(self._store.append, records, token, answer))
+
+    async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
+        return await self._read(partial(self._store.read_answer, operation_id))
+
+    async def take_over(
+        self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float
+    ) -> Operation:
+        return await self._write(partial(self._store.take_over, operation_id, seen, owner, at))
+
+    async def take_seat(self, gateway: str) -> SeatId:
+        seat = await self._write_always(partial(self._store.take_seat, gateway), self._timeout_s)
+        self._beat = seat, 1
+        return seat
+
+    async def beat(self, seat: SeatId, number: int) -> None:
+        self._beat = seat, number
+        await self._write_always(partial(self._store.beat, seat, number), self._beat_timeout_s)
+
+    async def read_seats(self) -> Mapping[SeatId, int]:
+        return await self._read(self._store.read_seats)
+
+    async def remove_seat(self, seat: SeatId, number: int) -> bool:
+        return await self._write(partial(self._store.remove_seat, seat, number))
+
+    async def get(self, operation_id: OperationId) -> Operation | None:
+        return await self._read(partial(self._store.get, operation_id))
+
+    async def find_by_key(self, caller: str, path: str, key_hash: str) -> Operation | None:
+        return await self._read(partial(self._store.find_by_key, caller, path, key_hash))
+
+    async def list_recent(self, limit: int, before: OperationId | None = None) -> list[Operation]:
+        return await self._look(partial(self._store.list_recent, limit, before))
+
+    async def orphaned(self) -> AsyncIterator[Operation]:
+        found = aiter(self._store.orphaned())
+        while (operation := await self._look(lambda: _next(found))) is not None:
+            yield operation
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    # --- ports.ToolLedger ---------------------------------------------------------------------
+
+    async def begin_call(self, wanted: NewCall) -> Claim:
+        return await self._write(partial(self._store.begin_call, wanted))
+
+    async def end_call(self, ledger_id: OperationId, end: CallEnd, result: KeptAnswer | None = None) -> bool:
+        return await self._write(partial(self._store.end_call, ledger_id, end, result))
+
+    async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
+        return await self._read(partial(self._store.read_calls, ledger_id))
+
+    async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
+        return await self._read(partial(self._store.read_result, ledger_id, call_id))
+
+
+async def _next(found: AsyncIterator[Operation]) -> Operation | None:
+    return await anext(found, None)
