@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from envoy_ext.adapters import scraper as scraper_module
 from envoy_ext.adapters.clock import SystemClock
 from envoy_ext.adapters.engines import parse_dcgm, parse_trtllm, parse_vllm
 from envoy_ext.adapters.scraper import Scraper, _read_failure
@@ -31,6 +32,12 @@ async def scraper() -> AsyncIterator[Scraper]:
     scraper = Scraper(SystemClock(), timeout_s=20, completion_timeout_s=20)
     yield scraper
     await scraper.close()
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for what comes beside a page, however busy the machine is."""
+    monkeypatch.setattr(scraper_module, "BESIDE_S", 20.0)
 
 
 async def scrape(scraper: Scraper, answer: bytes, engine: str = "vllm") -> Sample | ScrapeFailure:
@@ -99,6 +106,7 @@ async def look_beside_health(scraper: Scraper, health: bytes, engine: str) -> tu
     return found, [exchange.line.split()[1] for exchange in server.exchanges]
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_an_idle_page_of_a_vllm_whose_engine_is_dead_is_no_sample(scraper: Scraper) -> None:
     # A real vLLM 0.32 whose EngineCore was killed: /metrics 200 with its last figures, /health 503, empty.
     found, asked = await look_beside_health(scraper, build_response(b"", status=503), "vllm")
@@ -107,6 +115,7 @@ async def test_an_idle_page_of_a_vllm_whose_engine_is_dead_is_no_sample(scraper:
     assert asked == ["/metrics", "/health"]
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_only_a_vllm_that_stands_still_is_asked_whether_it_is_dead(scraper: Scraper) -> None:
     tokens = iter((10, 20, 20, 30, 5))
 
@@ -300,6 +309,7 @@ def test_a_name_that_does_not_resolve_is_unreachable() -> None:
 GPU_PAGE = load_page("dcgm_healthy_h100x2")
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_the_gpus_of_a_replica_come_with_its_sample(scraper: Scraper) -> None:
     async with RawServer(build_response(PAGE)) as engine, RawServer(build_response(GPU_PAGE)) as exporter:
         target = ScrapeTarget(engine.url, "vllm", dcgm_url=f"{exporter.url}/gpu", gpus=(1,))
