@@ -8,6 +8,8 @@ from envoy_ext.ports import Reach
 
 CONNECT_S: Final = 1.0
 """A refusal comes in one round trip. What takes longer than this is no word of the host's."""
+AGAIN_S: Final = 0.01
+"""A kernel takes about a millisecond to end a process, or ten where it had much memory."""
 
 
 class ConnectProbe:
@@ -28,12 +30,23 @@ class ConnectProbe:
 
 async def _connect(address: str) -> Reach:
     host, _, port = address.rpartition(":")
+    reset = False
     try:
         async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                    break
+                except ConnectionResetError:
+                    # The host had answered, and whoever listened went away: a process that is killed closes
+                    # the connections that wait for it with its port. What stands there, another look tells.
+                    reset = True
+                    await asyncio.sleep(AGAIN_S)
     except ConnectionRefusedError:
         return Reach.REFUSED
-    except (OSError, TimeoutError):
+    except TimeoutError:
+        return Reach.ACCEPTED if reset else Reach.SILENT
+    except OSError:
         return Reach.SILENT
     writer.close()
     with suppress(OSError):

@@ -50,6 +50,24 @@ async def test_an_unreachable_network_is_no_proof(monkeypatch: pytest.MonkeyPatc
     assert await ConnectProbe().look("10.255.255.1:8000") is Reach.SILENT
 
 
+@pytest.mark.parametrize(
+    ("behind", "told"), [(ConnectionRefusedError, Reach.REFUSED), (ConnectionResetError, Reach.ACCEPTED)]
+)
+async def test_a_port_that_closes_under_the_look_is_looked_at_again(
+    behind: type[OSError], told: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed resets who has connected meanwhile: its host was heard, and is not cut off."""
+    answers = [ConnectionResetError, ConnectionResetError]
+    monkeypatch.setattr(connect_probe, "CONNECT_S", 0.1)
+
+    async def answer(*_: object) -> None:
+        raise answers.pop() if answers else behind
+
+    monkeypatch.setattr(asyncio, "open_connection", answer)
+    assert await ConnectProbe().look("10.0.0.1:8000") is told
+    assert answers == []
+
+
 async def test_looks_at_one_address_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 
