@@ -107,11 +107,14 @@ def with_tools(*lines: ToolLine) -> Spoil:
     return lambda evidence: replace(evidence, tools=lines)
 
 
-def late(name: str, kind: str) -> Spoil:
-    """What the sidecar did comes only when everything else is over."""
-    return with_trace(
-        lambda line: {**line, "time": BEGIN + 9} if (line["is"], line["kind"]) == (name, kind) else line
-    )
+def late(name: str) -> Spoil:
+    """The record of it stands behind everything else."""
+
+    def spoil(evidence: Evidence) -> Evidence:
+        late = [line for line in evidence.trace if (line["kind"], line["is"]) == ("recorded", name)]
+        return replace(evidence, trace=(*(line for line in evidence.trace if line not in late), *late))
+
+    return spoil
 
 
 def cut_of(what: str, attempt_id: str) -> Spoil:
@@ -121,6 +124,7 @@ def cut_of(what: str, attempt_id: str) -> Spoil:
 ONE = "the answer is of one attempt"
 ALONE = "one publisher at a time"
 FENCE = "silent behind the fence"
+ENDED = "ended before the next is let go"
 NONE_AFTER = "no attempt after the first delta"
 ORDER = "recorded before sent"
 ONCE = "each attempt reaches one engine once"
@@ -167,18 +171,24 @@ SPOILED: dict[str, tuple[Good, Spoil, set[str]]] = {
         with_line(BEGIN + 1.8, FIRST, "chunk", data=DELTA),
         {FENCE},
     ),
+    "the lost attempt is computed on when the second is let go": (
+        build_replayed,
+        with_lines(lambda line: replace(line, time=BEGIN + 1.9) if line.ended == "killed" else line),
+        {ENDED},
+    ),
+    "the lost attempt is computed for good": (build_replayed, cut_of("end", FIRST), {ENDED}),
     "a second attempt behind the first delta": (
         build_interrupted,
         with_line(BEGIN + 5, SECOND, "start", "right"),
         {NONE_AFTER},
     ),
-    "the first delta was recorded late": (build_replayed, late("FirstDeltaSent", "recorded"), {ORDER}),
+    "the first delta was recorded late": (build_replayed, late("FirstDeltaSent"), {ORDER}),
     "the first delta was not recorded": (
         build_replayed,
         with_trace(lambda line: None if line["is"] == "FirstDeltaSent" else line),
         {ORDER},
     ),
-    "attempts were recorded late": (build_replayed, late("AttemptStarted", "recorded"), {ORDER}),
+    "attempts were recorded late": (build_replayed, late("AttemptStarted"), {ORDER}),
     "attempts were not recorded": (
         build_replayed,
         with_trace(lambda line: None if line["is"] == "AttemptStarted" else line),

@@ -64,7 +64,9 @@ def build_trace(attempts: int, first_delta: float | None) -> list[dict[str, Any]
         lines.append({"time": at, "kind": "recorded", "is": "AttemptStarted", "attempt_id": attempt_id})
         lines.append({"time": at, "kind": "reply", "is": "StartAttempt", "attempt_id": attempt_id})
     if first_delta is not None:
-        lines.append({"time": first_delta, "kind": "recorded", "is": "FirstDeltaSent"})
+        lines.append({"kind": "recorded", "is": "FirstDeltaSent", "attempt_id": attempt_id})
+        lines.append({"kind": "reply", "is": "ReleaseAttempt", "attempt_id": attempt_id})
+        lines[-2]["time"] = lines[-1]["time"] = first_delta
     return lines
 
 

@@ -77,6 +77,21 @@ def _silent_behind_the_fence(case: Case) -> str:
     return ""
 
 
+def _ended_before_the_next(case: Case) -> str:
+    """An engine has let an attempt go before the sidecar lets a later one go.
+
+    So it is where a replica dies, fails, or has a worker that holds its leases. Without a worker a replica
+    that nobody can reach may compute on, and this rule would say so.
+    """
+    evidence = case.evidence
+    let_go = {line["attempt_id"]: line["time"] for line in evidence.read_trace("reply", "StartAttempt")}
+    for earlier, later in pairwise(let_go):
+        ends = [line.time for line in evidence.read_engine(earlier, "end")]
+        if evidence.read_engine(earlier, "start") and not any(time < let_go[later] for time in ends):
+            return f"{earlier} was still with its engine when {later} was let go"
+    return ""
+
+
 def _no_attempt_after_the_first_delta(case: Case) -> str:
     """Nothing starts anywhere once the client has read something."""
     deltas = case.evidence.client.deltas
@@ -87,17 +102,20 @@ def _no_attempt_after_the_first_delta(case: Case) -> str:
 
 
 def _recorded_before_sent(case: Case) -> str:
-    """The journal had each attempt before its engine, and the first delta before the client."""
+    """The journal had each attempt before it was let go, and the first delta before that was let out.
+
+    By the order of the trace, which is finer than what engines and clients can see.
+    """
     evidence = case.evidence
-    started = {line["attempt_id"]: line["time"] for line in evidence.read_trace("recorded", "AttemptStarted")}
-    for attempt_id in evidence.asked:
-        asked = evidence.read_engine(attempt_id, "start")[0].time
-        if started.get(attempt_id, asked) >= asked:
-            return f"{attempt_id} was with its engine before its record"
-    for event in evidence.client.deltas[:1]:
-        sent = [line["time"] for line in evidence.read_trace("recorded", "FirstDeltaSent")]
-        if not sent or sent[0] >= event.time:
-            return "the client had a delta before the record of it"
+    order = [(line["kind"], line["is"], line.get("attempt_id")) for line in evidence.trace]
+    asked: list[str | None] = [*evidence.asked]
+    pairs = [(("recorded", "AttemptStarted", one), ("reply", "StartAttempt", one)) for one in asked]
+    if evidence.client.deltas:
+        sent = next((one[2] for one in order if one[:2] == ("recorded", "FirstDeltaSent")), None)
+        pairs.append((("recorded", "FirstDeltaSent", sent), ("reply", "ReleaseAttempt", sent)))
+    for record, reply in pairs:
+        if record not in order or reply not in order or order.index(record) > order.index(reply):
+            return f"{reply[1]} of {reply[2]} without {record[1]} before it"
     return ""
 
 
@@ -222,6 +240,7 @@ RULES: Final[dict[str, Callable[[Case], str]]] = {
     "the answer is of one attempt": _answer_of_one_attempt,
     "one publisher at a time": _one_publisher_at_a_time,
     "silent behind the fence": _silent_behind_the_fence,
+    "ended before the next is let go": _ended_before_the_next,
     "no attempt after the first delta": _no_attempt_after_the_first_delta,
     "recorded before sent": _recorded_before_sent,
     "each attempt reaches one engine once": _each_attempt_reaches_one_engine_once,

@@ -29,8 +29,8 @@ TOKENS: Final = 64
 """An answer's length unless its request says less."""
 FAR_PREFILL_S: Final = 1.5
 """Longer than it takes to cut the network, and shorter than a lease: it computes in the cut, and may."""
-LEASE: Final = {"ttl": "4s", "renew": "1s", "margin": "500ms"}
-"""It ends before the cut is missed, which takes 6 s (docs/fencing.md)."""
+LEASE: Final = {"ttl": "9s", "renew": "1s", "margin": "1s"}
+"""It outlasts the 6 s that it takes to miss a cut (docs/fencing.md): the replay has to wait for its end."""
 _WORKER_PORT: Final = 8000
 """In a namespace of its own, where no other port is taken."""
 
