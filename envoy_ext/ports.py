@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from envoy_ext.domain.discovery import Told
 from envoy_ext.domain.events import Event
@@ -16,6 +16,9 @@ from envoy_ext.domain.sample import Sample, ScrapeFailure, ScrapeTarget
 from envoy_ext.domain.silent_loss import Confirmation
 from envoy_ext.domain.step import AttemptReply, DeliveryReply, Note
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
+
+NO_OPERATION: Final = OperationId("")
+"""Comes before every id."""
 
 
 class Clock(Protocol):
@@ -150,6 +153,41 @@ class ToolLedger(Protocol):
 
     async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
         """The result of a call whose state is `recorded`; None for every other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSize:
+    """How much a store holds."""
+
+    operations: int
+    bytes: int | None = None
+    """What they take in the store, without room that is free again; None: the store cannot tell."""
+
+
+@runtime_checkable
+class Archive(Protocol):
+    """What has been, in the store of the journal: how much of it, since when, and how long it stays.
+
+    Atomicity, order, durability and failure are as with `Journal`.
+    """
+
+    async def forget(self, before: float, limit: int) -> int:
+        """Remove operations that ended before this time (unix seconds), first those that ended first.
+
+        How many are gone by this call: at most `limit`, and 0 only where there is none to remove. Each goes
+        as a whole: its records, its key, its kept answer. A ledger goes, with its results, when no operation
+        is left that has it. One that has not ended never goes. Needs no owner: an operation that has ended
+        has nothing left to do. What is gone is as if it had never been: its key begins another operation.
+        """
+
+    async def measure(self) -> StoreSize:
+        """How much there is. May take some milliseconds for each 100,000 operations."""
+
+    async def list_since(self, at: float, limit: int, after: OperationId = NO_OPERATION) -> list[Operation]:
+        """Operations that began at this time (unix seconds) or later, oldest first, by id at one time.
+
+        The next page begins at the time of the last one and after it, which need not be there any more.
+        """
 
 
 class Store(Journal, ToolLedger, Protocol):

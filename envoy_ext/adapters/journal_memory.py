@@ -1,7 +1,10 @@
 """A journal in the process's memory: complete in behaviour, and gone with the process."""
 
+import heapq
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Final
 
 from envoy_ext.adapters.journal_codec import encode_record
@@ -25,14 +28,14 @@ from envoy_ext.domain.tool_calls import (
     end_call,
     may_begin_calls,
 )
+from envoy_ext.ports import NO_OPERATION, StoreSize
 
 
 class MemoryJournal:
-    """`ports.Store` for tests and for people who want no file.
+    """`ports.Store` and `ports.Archive` for tests and for people who want no file.
 
-    Grows with every operation and never forgets. To be used from one event loop; nothing here
-    waits, so a call cannot be interrupted half way. Several gateways share one only within a process,
-    and say so.
+    To be used from one event loop; nothing here waits, so a call cannot be interrupted half way. Several
+    gateways share one only within a process, and say so.
     """
 
     guarantees: Final[frozenset[str]] = frozenset()
@@ -41,10 +44,18 @@ class MemoryJournal:
     def __init__(self, *, exclusive: bool = True) -> None:
         self.exclusive: Final = exclusive
         self._closed = False
-        self._records: list[Record] = []
+        self._records: dict[OperationId, list[tuple[int, Record]]] = {}
+        """Each with its place among all of them."""
+        self._places = itertools.count()
         self._operations: dict[OperationId, Operation] = {}
         """In the order in which they began."""
-        self._by_key: dict[tuple[str, str, str], OperationId] = {}
+        self._ended: list[tuple[float, int, OperationId]] = []
+        """A heap: when an operation ended, and the place of its begin."""
+        self._by_key: dict[tuple[str, str, str], list[OperationId]] = {}
+        """The newest one last."""
+        self._uses: Counter[OperationId] = Counter()
+        """How many operations have a ledger."""
+        self._bytes = 0
         self._answers: dict[OperationId, KeptAnswer] = {}
         self._calls: dict[OperationId, dict[CallId, ToolCall]] = {}
         """By ledger; each in the order in which its calls were first begun."""
@@ -55,7 +66,8 @@ class MemoryJournal:
     @property
     def records(self) -> tuple[Record, ...]:
         """Every record, in the order of its append."""
-        return tuple(self._records)
+        all_of_them = itertools.chain.from_iterable(self._records.values())
+        return tuple(record for _, record in sorted(all_of_them, key=itemgetter(0)))
 
     async def begin(
         self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
@@ -68,13 +80,14 @@ class MemoryJournal:
                 raise NotOwner(f"{begun.operation_id} belongs to another gateway")
             return None
         if begun.key_hash is not None:
-            key = (begun.caller, begun.path, begun.key_hash)
-            holder = self._by_key.get(key)
-            if holder is not None and holder != after:
-                return self._operations[holder]
+            holder = await self.find_by_key(begun.caller, begun.path, begun.key_hash)
+            if holder is not None and holder.operation_id != after:
+                return holder
         self._keep([begun, OwnershipTaken(begun.operation_id, begun.at, owner, FIRST_TOKEN)])
+        self._uses[self._operations[begun.operation_id].ledger_id] += 1
         if begun.key_hash is not None:
-            self._by_key[key] = begun.operation_id
+            key = (begun.caller, begun.path, begun.key_hash)
+            self._by_key.setdefault(key, []).append(begun.operation_id)
         return None
 
     async def append(
@@ -88,8 +101,9 @@ class MemoryJournal:
         if known is None or known.token != token:
             raise NotOwner(f"{operation_id} belongs to another gateway, or to none")
         self._keep(records)
-        if answer is not None:
-            self._answers.setdefault(operation_id, answer)
+        if answer is not None and operation_id not in self._answers:
+            self._answers[operation_id] = answer
+            self._bytes += len(answer.body)
 
     async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
         self._refuse_when_closed()
@@ -117,6 +131,7 @@ class MemoryJournal:
         self._calls[ledger_id][end.call_id] = ended
         if result is not None:
             self._results[ledger_id, end.call_id] = result
+            self._bytes += len(result.body)
         return True
 
     async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
@@ -168,7 +183,7 @@ class MemoryJournal:
     async def find_by_key(self, caller: str, path: str, key_hash: str) -> Operation | None:
         self._refuse_when_closed()
         found = self._by_key.get((caller, path, key_hash))
-        return None if found is None else self._operations[found]
+        return self._operations[found[-1]] if found else None
 
     async def list_recent(self, limit: int, before: OperationId | None = None) -> list[Operation]:
         self._refuse_when_closed()
@@ -187,17 +202,55 @@ class MemoryJournal:
             if operation.ending is None and operation.owner not in self._seats:
                 yield operation
 
+    async def forget(self, before: float, limit: int) -> int:
+        self._refuse_when_closed()
+        forgotten = 0
+        while forgotten < limit and self._ended and self._ended[0][0] < before:
+            self._forget(heapq.heappop(self._ended)[2])
+            forgotten += 1
+        return forgotten
+
+    async def measure(self) -> StoreSize:
+        self._refuse_when_closed()
+        return StoreSize(len(self._operations), self._bytes)
+
+    async def list_since(self, at: float, limit: int, after: OperationId = NO_OPERATION) -> list[Operation]:
+        self._refuse_when_closed()
+        later = [one for one in self._operations.values() if (one.created_at, one.operation_id) > (at, after)]
+        later.sort(key=lambda one: (one.created_at, one.operation_id))
+        return later[: max(0, limit)]
+
     async def close(self) -> None:
         self._closed = True
 
     def _keep(self, records: Sequence[Record]) -> None:
+        # What no store could write is refused here too, before any record of the call is kept.
+        sizes = [len(encode_record(record)) for record in records]
+        self._bytes += sum(sizes)
         for record in records:
-            # What no store could write is refused here too, before any record of the call is kept.
-            encode_record(record)
-        for record in records:
-            self._records.append(record)
             known = self._operations.get(record.operation_id)
-            self._operations[record.operation_id] = apply_record(known, record)
+            after = self._operations[record.operation_id] = apply_record(known, record)
+            kept = self._records.setdefault(record.operation_id, [])
+            kept.append((next(self._places), record))
+            if after.ended_at is not None and (known is None or known.ended_at is None):
+                heapq.heappush(self._ended, (after.ended_at, kept[0][0], record.operation_id))
+
+    def _forget(self, operation_id: OperationId) -> None:
+        operation = self._operations.pop(operation_id)
+        self._bytes -= sum(len(encode_record(record)) for _, record in self._records.pop(operation_id))
+        answer = self._answers.pop(operation_id, None)
+        self._bytes -= 0 if answer is None else len(answer.body)
+        if operation.key_hash is not None:
+            key = (operation.caller, operation.path, operation.key_hash)
+            self._by_key[key].remove(operation_id)
+            if not self._by_key[key]:
+                del self._by_key[key]
+        self._uses[operation.ledger_id] -= 1
+        if not self._uses[operation.ledger_id]:
+            del self._uses[operation.ledger_id]
+            for call_id in self._calls.pop(operation.ledger_id, {}):
+                result = self._results.pop((operation.ledger_id, call_id), None)
+                self._bytes -= 0 if result is None else len(result.body)
 
     def _refuse_without_seat(self, seat: SeatId) -> None:
         if seat not in self._seats:

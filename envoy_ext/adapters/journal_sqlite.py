@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
+from envoy_ext.adapters import journal_sqlite_archive as archive
 from envoy_ext.adapters import journal_sqlite_codec as codec
 from envoy_ext.adapters import journal_sqlite_ledger as ledger
 from envoy_ext.adapters import journal_sqlite_owners as owners
@@ -38,6 +39,7 @@ from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record, find_operation
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall, check_end
+from envoy_ext.ports import NO_OPERATION, StoreSize
 
 _GUARANTEES: Final[dict[Synchronous, frozenset[str]]] = {
     # https://www.sqlite.org/pragma.html#pragma_synchronous: in WAL mode NORMAL syncs at checkpoints
@@ -85,6 +87,13 @@ class _Reads:
                 yield operation
             after = page[-1][0]
 
+    async def list_since(self, at: float, limit: int, after: OperationId = NO_OPERATION) -> list[Operation]:
+        limit = min(max(limit, 0), 2**63 - 1)
+        return [operation for _, operation in await self._select(codec.SELECT_SINCE, at, after, limit)]
+
+    async def measure(self) -> StoreSize:
+        return await self._read(archive.measure)
+
     async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
         return await self._read(partial(ledger.read_answer, of=operation_id, name=ledger.OWN_ANSWER))
 
@@ -108,7 +117,7 @@ class _Reads:
         if self._closing is not None:
             raise JournalUnavailable(f"the journal {self._path} is closed")
 
-    async def _select(self, select: str, *values: str | int) -> list[tuple[int, Operation]]:
+    async def _select(self, select: str, *values: str | int | float) -> list[tuple[int, Operation]]:
         return await self._read(partial(codec.select_operations, select=select, values=values))
 
     async def read_seats(self) -> Mapping[SeatId, int]:
@@ -147,11 +156,11 @@ class SqliteJournalReader(_Reads):
 
 
 class SqliteJournal(_Reads):
-    """`ports.Store` on one SQLite file that this process owns, or shares with others on its machine.
+    """`ports.Store` and `ports.Archive` on one SQLite file that this process owns, or shares with others.
 
-    To be used from the event loop it was opened in. A call that is cancelled while it waits is
-    done all the same: what it records may already have happened. A call is within one
-    transaction; when that transaction fails, the calls that shared it are tried again one by one,
+    Those others are on its machine. To be used from the event loop it was opened in. A call that is
+    cancelled while it waits is done all the same: what it records may already have happened. A call is
+    within one transaction; when that transaction fails, the calls that shared it are tried again one by one,
     so that a call nobody can write takes no other with it.
     """
 
@@ -233,6 +242,10 @@ class SqliteJournal(_Reads):
         refuse_unwritable(end.at)
         work = partial(ledger.write_end, ledger_id=ledger_id, end=end, result=result)
         return await self._writer.submit(work)
+
+    async def forget(self, before: float, limit: int) -> int:
+        self._refuse_when_closed()
+        return await self._writer.submit(partial(archive.forget, before=before, limit=limit))
 
     async def take_over(
         self, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float

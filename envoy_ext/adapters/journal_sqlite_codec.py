@@ -17,7 +17,7 @@ from envoy_ext.domain.operation import Operation, build_operation
 from envoy_ext.domain.records import OperationBegun, OperationEnded, Record
 
 SCHEMA_VERSION: Final = 3
-"""2 knows who owns an operation; 3 keeps answers and the tool ledger."""
+"""2 knows who owns an operation; 3 keeps answers and the tool ledger, and finds what has ended."""
 APPLICATION_ID: Final = 0x656E766A
 """`envj` in the file's header: keeps us from writing into some other program's database."""
 
@@ -45,16 +45,21 @@ _STEPS: Final = {
         " headers TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (operation_id, name))",
         "CREATE TABLE tool_calls (seq INTEGER PRIMARY KEY, ledger_id TEXT NOT NULL, call_id TEXT NOT NULL,"
         " body TEXT NOT NULL, UNIQUE (ledger_id, call_id))",
+        "ALTER TABLE operations ADD COLUMN ledger_id TEXT",
+        "CREATE INDEX operations_by_ledger ON operations (ledger_id) WHERE ledger_id IS NOT NULL",
+        "CREATE INDEX operations_by_end ON operations (ended_at, begun_seq) WHERE ended_at IS NOT NULL",
+        "CREATE INDEX operations_by_begin ON operations (created_at, operation_id)",
     ),
 }
 """From each version to the next."""
 _INSERT_RECORD: Final = "INSERT INTO records (operation_id, kind, body) VALUES (?, ?, ?)"
 # Each writes its half of the row once: repeated records change nothing, and either may come first.
 _INDEX_BEGIN: Final = (
-    "INSERT INTO operations (operation_id, begun_seq, caller, path, key_hash, created_at, state)"
-    " VALUES (?, ?, ?, ?, ?, ?, 'running') ON CONFLICT (operation_id) DO UPDATE SET"
+    "INSERT INTO operations (operation_id, begun_seq, caller, path, key_hash, created_at, ledger_id, state)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, 'running') ON CONFLICT (operation_id) DO UPDATE SET"
     " begun_seq = excluded.begun_seq, caller = excluded.caller, path = excluded.path,"
-    " key_hash = excluded.key_hash, created_at = excluded.created_at WHERE begun_seq IS NULL"
+    " key_hash = excluded.key_hash, created_at = excluded.created_at, ledger_id = excluded.ledger_id"
+    " WHERE begun_seq IS NULL"
 )
 _INDEX_END: Final = (
     "INSERT INTO operations (operation_id, state, ended_at) VALUES (?, ?, ?)"
@@ -63,29 +68,37 @@ _INDEX_END: Final = (
 )
 
 
-def _select(chosen: str, direction: str) -> str:
+def _select(chosen: str, order: str) -> str:
     return (
         "SELECT chosen.begun_seq, records.body"
-        f" FROM (SELECT operation_id, begun_seq FROM operations WHERE {chosen}) AS chosen"
-        f" JOIN records USING (operation_id) ORDER BY chosen.begun_seq {direction}, records.seq"
+        f" FROM (SELECT operation_id, begun_seq, created_at FROM operations WHERE {chosen}) AS chosen"
+        f" JOIN records USING (operation_id) ORDER BY {order}, records.seq"
     )
 
 
-SELECT_BY_ID: Final = _select("operation_id = ? AND begun_seq IS NOT NULL", "ASC")
+_OLDEST_FIRST: Final = "chosen.begun_seq"
+_NEWEST_FIRST: Final = "chosen.begun_seq DESC"
+
+
+SELECT_BY_ID: Final = _select("operation_id = ? AND begun_seq IS NOT NULL", _OLDEST_FIRST)
 SELECT_BY_KEY: Final = _select(
     "caller = ? AND path = ? AND key_hash = ? AND begun_seq IS NOT NULL ORDER BY begun_seq DESC LIMIT 1",
-    "ASC",
+    _OLDEST_FIRST,
 )
-SELECT_NEWEST: Final = _select("begun_seq IS NOT NULL ORDER BY begun_seq DESC LIMIT ?", "DESC")
+SELECT_NEWEST: Final = _select("begun_seq IS NOT NULL ORDER BY begun_seq DESC LIMIT ?", _NEWEST_FIRST)
 SELECT_OLDER_THAN: Final = _select(
     "begun_seq < (SELECT begun_seq FROM operations WHERE operation_id = ?) ORDER BY begun_seq DESC LIMIT ?",
-    "DESC",
+    _NEWEST_FIRST,
 )
 SELECT_ORPHANED: Final = _select(
     "ended_at IS NULL AND begun_seq > ?"
     " AND NOT EXISTS (SELECT 1 FROM seats WHERE seats.seat = operations.owner)"
     " ORDER BY begun_seq LIMIT ?",
-    "ASC",
+    _OLDEST_FIRST,
+)
+SELECT_SINCE: Final = _select(
+    "(created_at, operation_id) > (?, ?) ORDER BY created_at, operation_id LIMIT ?",
+    "chosen.created_at, chosen.operation_id",
 )
 
 
@@ -133,13 +146,15 @@ def insert_record(connection: sqlite3.Connection, record: Record, body: str) -> 
     if isinstance(record, OperationBegun):
         key_hash = None if record.key_hash is None else build_column(record.key_hash)
         caller, path = build_column(record.caller), build_column(record.path)
-        connection.execute(_INDEX_BEGIN, (operation_id, seq, caller, path, key_hash, record.at))
+        ledger_id = None if record.ledger_id is None else build_column(record.ledger_id)
+        values = (operation_id, seq, caller, path, key_hash, record.at, ledger_id)
+        connection.execute(_INDEX_BEGIN, values)
     elif isinstance(record, OperationEnded):
         connection.execute(_INDEX_END, (operation_id, record.state.value, record.at))
 
 
 def select_operations(
-    connection: sqlite3.Connection, select: str, values: Sequence[str | int]
+    connection: sqlite3.Connection, select: str, values: Sequence[str | int | float]
 ) -> list[tuple[int, Operation]]:
     """The operations one of the SELECT_ statements finds, each with its place in the journal."""
     parameters = [build_column(value) if isinstance(value, str) else value for value in values]

@@ -86,3 +86,11 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> 
 @pytest.fixture
 async def journal(store: Store) -> ports.Store:
     return await store.open()
+
+
+@pytest.fixture
+def archive(journal: ports.Store) -> ports.Archive:
+    """The same store, as what it has kept."""
+    if not isinstance(journal, ports.Archive):
+        pytest.skip("this store forgets nothing")
+    return journal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envoy_ext.adapters import journal_sqlite_codec, journal_sqlite_owners
+from envoy_ext.adapters import journal_sqlite_archive, journal_sqlite_codec, journal_sqlite_owners
 from envoy_ext.adapters.journal_sqlite import SqliteJournal, SqliteJournalReader
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId
@@ -271,8 +271,11 @@ async def test_a_directory_that_may_not_be_written_is_refused_with_the_mend(
         (journal_sqlite_codec.SELECT_NEWEST, [5]),
         (journal_sqlite_codec.SELECT_OLDER_THAN, ["op_1", 5]),
         (journal_sqlite_codec.SELECT_ORPHANED, [0, 5]),
+        (journal_sqlite_codec.SELECT_SINCE, [1.0, "op_1", 5]),
+        (journal_sqlite_archive.OLDEST, [1.0, 5]),
+        (journal_sqlite_archive.IN_USE, ["op_1"]),
     ],
-    ids=["get", "find_by_key", "begin", "list", "list before", "orphaned"],
+    ids=["get", "find_by_key", "begin", "list", "list before", "orphaned", "since", "forget", "ledger"],
 )
 def test_no_lookup_reads_a_whole_table(select: str, values: list[object]) -> None:
     connection = sqlite3.connect(":memory:")

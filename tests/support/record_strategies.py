@@ -66,6 +66,7 @@ def begins(operations: st.SearchStrategy[OperationId]) -> st.SearchStrategy[Oper
         body_bytes=_counts,
         prompt_tokens_estimate=_counts,
         max_attempts=st.integers(min_value=0, max_value=3),
+        ledger_id=st.none() | operations | st.just(OPERATION_IDS[0]),
     )
 
 
