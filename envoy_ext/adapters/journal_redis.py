@@ -94,10 +94,7 @@ class RedisJournal:
         lacks a right, takes no writes, could drop records, or has the journal of a later release.
         """
         base = f"{{{prefix}}}:"
-        try:
-            way = build_way(place, f"{base}journal", ANSWER_S + (replicas.timeout_s if replicas else 0.0))
-        except OSError as fault:  # of a file of the TLS settings; an SSLError is one
-            raise build_unavailable(place.shown, "opened", fault) from fault
+        way = build_way(place, f"{base}journal", ANSWER_S + (replicas.timeout_s if replicas else 0.0))
         try:
             facts = await cls._look(way, place.shown, base)
             return cls(place, way, prefix, facts, replicas, suffix, call_s)
@@ -109,9 +106,7 @@ class RedisJournal:
     async def _look(way: Way, place: str, base: str) -> ServerFacts:
         try:
             async with asyncio.timeout(OPEN_S):
-                client = await way.find()
-                await client.ping()
-                facts = await read_facts(client)
+                facts = await read_facts(await way.find())
         except (RedisError, RedisClusterException, OSError) as fault:
             raise build_unavailable(place, "opened", fault) from fault
         eviction = find_eviction(facts)

@@ -3,6 +3,7 @@
 Never a password, and never what a record holds.
 """
 
+import os
 import re
 import ssl
 from typing import Final
@@ -15,13 +16,10 @@ from envoy_ext.domain.errors import JournalUnavailable
 
 _LONGEST: Final = 200
 """Of a server's own words."""
-_NOPERM: Final = (
-    "its ACL does not let this user run what the journal needs: docs/stores.md has the line that does"
-)
 _MENDS: Final = {
     "WRONGPASS": "the user name or the password is wrong: see journal.username and journal.password_file",
     "NOAUTH": "it asks for a password: set journal.password_file",
-    "NOPERM": _NOPERM,
+    "NOPERM": "its ACL does not let this user do all it needs: docs/stores.md has the line that does",
     "READONLY": "it is a replica, which takes no writes: name the master, or sentinels (journal.sentinel)",
     "OOM": "its memory is full (maxmemory): give it more",
     "LOADING": "it is still loading its data: wait until it has started",
@@ -37,6 +35,7 @@ _MENDS: Final = {
     "CROSSSLOT": "the keys of the journal are not in one slot: a proxy before it may change their names",
 }
 _CODE: Final = re.compile(rf"\b({'|'.join(_MENDS)})\b")
+_REFUSED: Final = re.compile(r"no permissions to run the '([a-z|]+)' command")
 _BY_TYPE: Final[tuple[tuple[type[Exception], str], ...]] = (
     # redis-py takes the code off the text of these.
     (exceptions.NoPermissionError, "NOPERM"),
@@ -69,17 +68,21 @@ def explain_fault(fault: Exception) -> str:
         code = "NOAUTH" if "authentication required" in str(fault).lower() else "WRONGPASS"
         return f"{code}: {_MENDS[code]}"
     if isinstance(fault, TimeoutError | exceptions.TimeoutError):
-        return "no answer in time: see whether it runs, and the network between"
+        return "no answer in time: see whether it runs, the network, and with TLS whether this port speaks it"
     if (reason := _find_tls_fault(fault)) is not None:
         return f"TLS failed: {reason}: see journal.ca_file, and whether the server speaks TLS at this port"
     known = read_code(fault)
+    if known == "NOPERM" and (named := _REFUSED.search(str(fault))) is not None:
+        return explain_denied(named[1])
     if known is not None:
         return f"{known}: {_MENDS[known]}"
     text = str(fault)
+    if "Cluster mode is not enabled" in text or "cluster support disabled" in text:
+        return "it is no node of a Redis Cluster: remove journal.cluster"
     if isinstance(fault, exceptions.ResponseError):
         return _explain_answer(text)
     if isinstance(fault, exceptions.ConnectionError | OSError | exceptions.RedisClusterException):
-        return f"{_shorten(text)} (see whether it runs, and journal.url)"
+        return f"{_find_system_fault(fault) or _shorten(text)} (see whether it runs, and journal.url)"
     return type(fault).__name__
 
 
@@ -101,12 +104,15 @@ def read_code(fault: Exception) -> str | None:
 def explain_probe(command: str, answer: str) -> str:
     """Why a command of the scripts cannot be run."""
     fault = exceptions.ResponseError(answer)
-    if read_code(fault) == "NOPERM":
-        return (
-            f"NOPERM: its ACL does not let this user run {command} on the journal's keys: "
-            "docs/stores.md has the line that does"
-        )
-    return explain_fault(fault)
+    return explain_denied(command) if read_code(fault) == "NOPERM" else explain_fault(fault)
+
+
+def explain_denied(command: str) -> str:
+    """Why a command cannot be run that the user has no right to, or not on these keys."""
+    return (
+        f"NOPERM: its ACL does not let this user run {command.upper()} on the journal's keys: "
+        "docs/stores.md has the line that does"
+    )
 
 
 def _explain_answer(text: str) -> str:
@@ -124,6 +130,16 @@ def _find_tls_fault(fault: BaseException | None) -> str | None:
     while fault is not None:
         if isinstance(fault, ssl.SSLError):
             return fault.reason or "refused"
+        fault = fault.__cause__ or fault.__context__
+    return None
+
+
+def _find_system_fault(fault: BaseException | None) -> str | None:
+    """In the system's own words, such as "Connection refused"; None where it has said nothing."""
+    while fault is not None:
+        if isinstance(fault, OSError) and fault.errno is not None:
+            # Numbers below 0 are those of name resolution.
+            return os.strerror(fault.errno) if fault.errno > 0 else fault.strerror
         fault = fault.__cause__ or fault.__context__
     return None
 

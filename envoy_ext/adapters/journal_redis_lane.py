@@ -51,11 +51,6 @@ _REPEATED: Final[Any] = (*_WAY_LOST, *_LATER)
 """Any: the client's own type for it knows no errors but its own."""
 
 
-def _may_pass(fault: Exception) -> bool:
-    """A wrong password stays wrong."""
-    return not isinstance(fault, exceptions.AuthenticationError | exceptions.AuthorizationError)
-
-
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """How many replicas are to have each write before it counts as done, and how long they may take."""
@@ -121,7 +116,7 @@ class Lane:
             try:
                 async with asyncio.timeout(self._call_s):
                     await self._build_retry().call_with_retry(
-                        partial(self._try, round_), self._mend, is_retryable=_may_pass
+                        partial(self._try, round_), self._mend, is_retryable=self._may_pass
                     )
             except Exception as fault:
                 # Anything: this is the only task that serves the lane, and callers wait for its word.
@@ -133,6 +128,12 @@ class Lane:
         longest, first = BACKOFF_S
         # No count of repeats: the time of the calls ends them.
         return Retry(ExponentialWithJitterBackoff(longest, first), -1, _REPEATED)
+
+    def _may_pass(self, fault: Exception) -> bool:
+        """A wrong password stays wrong, and so does a server that is a node of a cluster."""
+        if isinstance(fault, exceptions.AskError):
+            return self._way.follows
+        return not isinstance(fault, exceptions.AuthenticationError | exceptions.AuthorizationError)
 
     async def _mend(self, fault: Exception) -> None:
         self._fault = fault

@@ -241,8 +241,11 @@ return page
 """The place to begin above, and how many. Each with its place and its records."""
 
 _PROBED: Final = (
-    ("DEL",),
-    ("HSET", "field", "1"),
+    (
+        "HSET",
+        "field",
+        "1",
+    ),  # first: a full memory refuses only what may grow, and only a script's first write
     ("HSETNX", "field", "1"),
     ("HINCRBY", "field", "1"),
     ("HGET", "field"),
@@ -267,14 +270,15 @@ _PROBED: Final = (
     ("SREM", "member"),
     ("DEL",),
 )
-PROBE: Final = build_script(
+PROBE: Final = Script(
     "probe",
-    "local probe = base .. 'probe'\nlocal answer\n"
+    "local probe = ARGV[1] .. 'probe'\nlocal answer\n"
     + "\n".join(
         f"answer = redis.pcall('{command}', probe{''.join(f', {word!r}' for word in words)})\n"
         f"if type(answer) == 'table' and answer.err then return {{'{command}', answer.err}} end"
         for command, *words in _PROBED
     )
+    + _PRELUDE
     + f"\nif not schema then call('HSET', journal, 'schema', {SCHEMA_VERSION}) end\nreturn {{}}\n",
 )
 """Runs every command that the other scripts call, on a key of its own: a user who lacks one is found out

@@ -6,6 +6,7 @@ It is one server, or the master that Sentinels name, or the node of a Cluster th
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -13,6 +14,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, SlotNotCoveredError
+
+from envoy_ext.domain.errors import JournalUnavailable
 
 CONNECT_S: Final = 1.0
 """How long a connection may take to come about; on one network it takes milliseconds."""
@@ -68,6 +71,10 @@ class RedisPlace:
 class Way(Protocol):
     """Leads to the server that has the keys. Used from one event loop."""
 
+    @property
+    def follows(self) -> bool:
+        """Whether it can find the node that another one names (MOVED, ASK)."""
+
     async def find(self) -> "Redis":
         """The server to ask now. May ask others where it is; raises what redis-py does when nobody knows."""
 
@@ -82,7 +89,7 @@ def build_way(place: RedisPlace, key: str, answer_s: float = ANSWER_S) -> Way:
     """The way to the server that has this key. Connects to nothing yet.
 
     Raises:
-        OSError, ssl.SSLError: a file of the TLS settings cannot be used.
+        JournalUnavailable: a file of the TLS settings cannot be used.
     """
     options = _build_options(place, place.login, answer_s)
     if place.cluster:
@@ -105,8 +112,7 @@ def _build_options(place: RedisPlace, login: Login, answer_s: float) -> dict[str
         "protocol": 2,
     }
     if place.tls:
-        # Read once here, so that a file that cannot be used is a fault of the start.
-        ssl.create_default_context(cafile=place.ca_file)
+        _check_tls_files(place)
         options |= {
             "ssl": True,
             "ssl_ca_certs": place.ca_file,
@@ -117,8 +123,35 @@ def _build_options(place: RedisPlace, login: Login, answer_s: float) -> dict[str
     return options
 
 
+def _check_tls_files(place: RedisPlace) -> None:
+    """Read them once, so that one that cannot be used is a fault of the start, with its name."""
+    at = f"the journal at {place.shown} cannot be opened"
+    for key in ("ca_file", "cert_file", "key_file"):
+        path: str | None = getattr(place, key)
+        try:
+            if path is not None:
+                Path(path).read_bytes()
+        except OSError as fault:
+            raise JournalUnavailable(
+                f"{at}: journal.{key}: {path} cannot be read: {fault.strerror}"
+            ) from fault
+    try:
+        context = ssl.create_default_context(cafile=place.ca_file)
+    except OSError as fault:  # an SSLError is one
+        raise JournalUnavailable(f"{at}: journal.ca_file holds no certificate in PEM form") from fault
+    try:
+        if place.cert_file is not None:
+            context.load_cert_chain(place.cert_file, place.key_file)
+    except OSError as fault:
+        raise JournalUnavailable(
+            f"{at}: journal.cert_file and journal.key_file are not a certificate and its key in PEM form"
+        ) from fault
+
+
 class _ServerWay:
     """One server, by its address or its socket."""
+
+    follows: Final = False
 
     def __init__(self, place: RedisPlace, options: Mapping[str, Any]) -> None:
         if place.socket is not None:
@@ -142,6 +175,8 @@ class _ServerWay:
 
 class _SentinelWay:
     """Whichever server is the master: each new connection asks the Sentinels first."""
+
+    follows: Final = False
 
     def __init__(self, place: RedisPlace, options: Mapping[str, Any], answer_s: float) -> None:
         asked = _build_options(place, place.sentinel_login, answer_s)
@@ -170,9 +205,10 @@ class _ClusterWay:
     Calls and the WAIT behind them need one connection, which its client for all nodes does not promise.
     """
 
+    follows: Final = True
+
     def __init__(self, place: RedisPlace, options: Mapping[str, Any], key: str) -> None:
-        self._options = {name: value for name, value in options.items() if name != "retry"}
-        self._node_options = options
+        self._options = options
         self._key = key
         host, port = place.nodes[0]
         self._cluster = RedisCluster(
@@ -180,8 +216,7 @@ class _ClusterWay:
             port=port,
             # Only the slot that is asked for matters here.
             require_full_coverage=False,
-            cluster_error_retry_attempts=0,
-            **self._options,
+            **options,
         )
         self._client: Redis | None = None
 
@@ -195,7 +230,7 @@ class _ClusterWay:
             if node is None:
                 raise RedisClusterException("no node of the cluster has the slot of the journal")
             self._client = Redis(
-                host=node.host, port=int(node.port), max_connections=CONNECTIONS, **self._node_options
+                host=node.host, port=int(node.port), max_connections=CONNECTIONS, **self._options
             )
         return self._client
 

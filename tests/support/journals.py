@@ -3,10 +3,14 @@
 from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
-from envoy_ext.domain.ids import SeatId
+from envoy_ext.domain.ids import AttemptId, SeatId
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, Record
-from envoy_ext.ports import Journal
+from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallState, NewCall
+from envoy_ext.ports import Journal, Store
+from tests.support.records import START, attempt_started, begun, ended
 
 T = TypeVar("T")
 
@@ -47,3 +51,29 @@ async def leave(journal: Journal, seat: SeatId) -> None:
     """The gateway in this seat is gone."""
     seats = await journal.read_seats()
     assert await journal.remove_seat(seat, seats[seat])
+
+
+ANSWER = KeptAnswer(200, (("content-type", "text/plain"),), b"hello")
+
+
+async def use_everything(store: Store, operation: str = "op_1", key: str = "key") -> None:
+    """Every call there is."""
+    first = await keep(store, [begun(operation, key_hash=key), attempt_started(operation)])
+    assert await store.find_by_key("caller-hash", "/v1/chat/completions", key) is not None
+    await store.beat(first, 2)
+    await leave(store, first)
+    (orphan,) = [operation async for operation in store.orphaned()]
+    second = await store.take_seat("gw")
+    taken = await store.take_over(orphan.operation_id, FIRST_TOKEN, second, START)
+    claim = await store.begin_call(
+        NewCall(taken.operation_id, AttemptId("att_1"), START, "mail", "print", "sha", False, False)
+    )
+    assert isinstance(claim, CallGranted)
+    end = CallEnd(claim.call.call_id, AttemptId("att_1"), START, CallState.RECORDED, 200)
+    assert await store.end_call(taken.operation_id, end, ANSWER)
+    assert await store.read_result(taken.operation_id, claim.call.call_id) == ANSWER
+    assert len(await store.read_calls(taken.operation_id)) == 1
+    await store.append([ended(operation)], taken.token, ANSWER)
+    assert await store.read_answer(taken.operation_id) == ANSWER
+    assert [one.operation_id for one in await store.list_recent(1)] == [operation]
+    assert await store.get(taken.operation_id) is not None

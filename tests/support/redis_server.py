@@ -53,8 +53,8 @@ class RedisServer:
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
 
-    def start(self) -> "RedisServer":
-        """Start it and wait until it takes commands."""
+    def start(self, *, wait: bool = True) -> "RedisServer":
+        """Start it and, unless told otherwise, wait until it takes commands."""
         self.directory.mkdir(parents=True, exist_ok=True)
         config = {
             "bind": "127.0.0.1",
@@ -70,11 +70,12 @@ class RedisServer:
             file.write_text("".join(f"{name} {value}\n" for name, value in config.items()))
         extra = ["--sentinel"] if self.binary == "redis-sentinel" else []
         self.process = subprocess.Popen([find_redis("redis-server"), str(file), *extra])
-        self._wait_serving()
+        if wait:
+            self._wait_serving()
         return self
 
     def _wait_serving(self) -> None:
-        if self.port == 0 or "requirepass" in self.options or "tls-port" in self.options:
+        if "tls-port" in self.options:
             self._wait_listening()
             return
         give_up_at = time.monotonic() + STARTED_WITHIN_S
@@ -115,9 +116,14 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def redis_server(directory: Path, **options: str) -> Iterator[RedisServer]:
-    """A server for as long as the block runs. An option's `_` stands for `-`."""
+def redis_server(directory: Path, *, tls: bool = False, **options: str) -> Iterator[RedisServer]:
+    """A server for as long as the block runs.
+
+    An option's `_` stands for `-`. `tls`: its port speaks that alone.
+    """
     server = RedisServer(directory, {name.replace("_", "-"): value for name, value in options.items()})
+    if tls:
+        server.options["tls-port"] = str(server.port)
     try:
         yield server.start()
     finally:
