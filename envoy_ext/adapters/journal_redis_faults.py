@@ -14,6 +14,9 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from envoy_ext.adapters.journal_redis_scripts import LATER_SCHEMA, SCHEMA_VERSION
 from envoy_ext.domain.errors import JournalUnavailable
 
+_LOOK_AT: Final = (
+    "see whether it runs, journal.url, and for a server that asks for a certificate: journal.cert_file"
+)
 _LONGEST: Final = 200
 """Of a server's own words."""
 _MENDS: Final = {
@@ -82,7 +85,7 @@ def explain_fault(fault: Exception) -> str:
     if isinstance(fault, exceptions.ResponseError):
         return _explain_answer(text)
     if isinstance(fault, exceptions.ConnectionError | OSError | exceptions.RedisClusterException):
-        return f"{_find_system_fault(fault) or _shorten(text)} (see whether it runs, and journal.url)"
+        return f"{_find_system_fault(fault) or _shorten(text)} ({_LOOK_AT})"
     return type(fault).__name__
 
 

@@ -195,8 +195,8 @@ async def test_a_server_of_another_name_is_refused(speaking_tls: RedisServer, fi
 
 async def test_a_gateway_without_a_certificate_is_told_so(speaking_tls: RedisServer, files: Path) -> None:
     said = await refusal(over_tls(speaking_tls, files, cert_file=None, key_file=None))
-    assert "cannot be opened: " in said
-    assert "TLS" in said
+    # The server ends the connection, before its alert was read or after.
+    assert "TLS failed: " in said or "a server that asks for a certificate: journal.cert_file" in said
 
 
 async def test_tls_to_a_server_that_speaks_none_is_said(redis: RedisServer, files: Path) -> None:

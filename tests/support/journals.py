@@ -69,7 +69,7 @@ async def use_everything(store: Store, operation: str = "op_1", key: str = "key"
         NewCall(taken.operation_id, AttemptId("att_1"), START, "mail", "print", "sha", False, False)
     )
     assert isinstance(claim, CallGranted)
-    end = CallEnd(claim.call.call_id, AttemptId("att_1"), START, CallState.RECORDED, 200)
+    end = CallEnd(claim.call.call_id, claim.call.grants, START, CallState.RECORDED, 200)
     assert await store.end_call(taken.operation_id, end, ANSWER)
     assert await store.read_result(taken.operation_id, claim.call.call_id) == ANSWER
     assert len(await store.read_calls(taken.operation_id)) == 1
