@@ -94,7 +94,8 @@ SCENARIOS: Final = (
     ),
     Scenario(
         "the replica is killed after three deltas",
-        "die_after=3:kill",
+        # Slow, so that the deltas are with the client before the kill.
+        "slow=20+die_after=3:kill",
         lambda o: _interrupted(o, "replica_died"),
     ),
     Scenario("the client leaves after two deltas", "slow=10", _client_gone, leave_after_deltas=2),

@@ -132,6 +132,9 @@ class Player:
             self.state.changed()
 
     async def _halt(self, how: How) -> None:
+        wait = self.state.wait_before_loss
+        if wait is not None and how is not How.HANG and self.record.tokens_sent:
+            await wait(self.record)
         transport = self.request.transport
         if transport is None:
             raise ConnectionResetError("the client left before the fault")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -53,6 +53,9 @@ class EngineState:
     kv_tokens: int = 0
     aborts: list[str] = field(default_factory=list)
     """The rids that it was asked to end."""
+    wait_before_loss: Callable[[RequestRecord], Awaitable[None]] | None = None
+    """What a connection that is lost behind deltas waits for: a loss can overtake what was sent just before,
+    and whoever is to have read that can only be waited for. None: nothing."""
     requests: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=MAX_RECORDS))
     _received: int = field(init=False, default=0)
     _slots: asyncio.Semaphore = field(init=False)

@@ -20,6 +20,7 @@ from envoy_ext.adapters.envoy_process import find_envoy
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
 from envoy_ext.config import Config, parse_config
 from envoy_ext.domain.operation import Operation
+from envoy_ext.services.live_exchange import LiveExchange
 from envoy_ext.sim.engine import SimEngine
 from envoy_ext.sim.options import SimOptions
 from envoy_ext.sim.state import RequestRecord
@@ -98,6 +99,21 @@ class Gateway:
         return {
             name: int(value) for name, _, value in (line.partition(": ") for line in lines) if value.isdigit()
         }
+
+    async def wait_let_out(self, record: RequestRecord) -> None:
+        """Until a part of an answer was let out to the client, or none is going to be.
+
+        What Envoy has not let out when the connection to a replica breaks may be lost with it. On a busy
+        machine that is all of it, and the request is refused or replayed, and not interrupted.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                while not all(live.exchange.partly_delivered for live in self._find_live(record)):
+                    await asyncio.sleep(0.005)
+
+    def _find_live(self, record: RequestRecord) -> list[LiveExchange]:
+        live = self.stack.app.exchanges._live.values()
+        return [one for one in live if one.exchange.identity.request_id == record.request_id]
 
     async def wait_idle(self) -> None:
         """Until nothing is in flight and no end evidence is waited for."""
@@ -188,6 +204,8 @@ async def run_stack(config: Config, engines: dict[str, SimEngine]) -> AsyncItera
             logging.getLogger("envoy_ext").addHandler(gateway.bugs)
             opened.callback(logging.getLogger("envoy_ext").removeHandler, gateway.bugs)
             opened.push_async_callback(gateway.http.close)
+            for engine in engines.values():
+                engine.state.wait_before_loss = gateway.wait_let_out
             yield gateway
             await gateway.assert_clean()
         finally:
