@@ -70,6 +70,7 @@ from envoy_ext.wiring.lease import LeaseDoors
 from envoy_ext.wiring.notes import count_xds, note_change
 from envoy_ext.wiring.ownership import Ownership
 from envoy_ext.wiring.resource import build_fixed_resources
+from envoy_ext.wiring.tools import build_tools, list_tools
 from envoy_ext.xds.kinds import Kind
 
 log = logging.getLogger("envoy_ext")
@@ -143,7 +144,7 @@ class App:
         """Journal first (it must know what an earlier life left open), listening last."""
         config = self.config
         endpoints = Endpoints(build_fixed_resources(config))
-        metrics = Metrics(self.registry, [pool.name for pool in config.pools])
+        metrics = Metrics(self.registry, [pool.name for pool in config.pools], list_tools(config))
         capacity = Capacity(build_capacity_policies(config.pools), self.clock)
         observer = Observers([MetricsObserver(metrics), LoggingObserver(), self.health, capacity])
         policy = build_policy(config)
@@ -241,7 +242,8 @@ class App:
             clock=self.clock,
             joining=build_joining(config.idempotency),
         )
-        self._grpc = build_grpc(config, arrivals, self._exchanges, journal, observer, metrics, hub)
+        tools = build_tools(config, journal, self.clock, observer, background)
+        self._grpc = build_grpc(config, arrivals, self._exchanges, journal, observer, metrics, hub, tools)
         self.grpc_port = await start_grpc(self._grpc, config.sidecar)
         self._ops = OpsServer(
             journal=journal,

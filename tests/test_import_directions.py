@@ -1,6 +1,7 @@
 """Imports point inwards: each layer sees only those that the design allows it."""
 
 import ast
+import itertools
 import sys
 from pathlib import Path
 
@@ -120,9 +121,9 @@ def test_adapters_do_not_know_each_other(path: Path) -> None:
         assert other != TRANSPORT or same
 
 
-def test_the_two_ext_proc_filters_never_see_each_other() -> None:
-    """They meet in the exchange."""
-    for one, other in (("extproc_delivery", "extproc_attempt"), ("extproc_attempt", "extproc_delivery")):
+def test_the_ext_proc_filters_never_see_each_other() -> None:
+    """They meet in the exchange, and in the ledger."""
+    for one, other in itertools.permutations(("extproc_delivery", "extproc_attempt", "extproc_tool"), 2):
         source = (PACKAGE / "adapters" / f"{one}.py").read_text()
         assert not any(other in name for name in read_imports(source))
 

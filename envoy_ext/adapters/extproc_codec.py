@@ -123,6 +123,12 @@ def read_upstream(message: ProcessingRequest) -> Upstream:
     )
 
 
+def read_request_attribute(message: ProcessingRequest, name: str) -> str:
+    """One of the attributes of a request-headers message; "" when Envoy sent none."""
+    struct = message.attributes.get(_EXTPROC_ATTRIBUTES)
+    return "" if struct is None else _read_text(struct.fields, name)
+
+
 def _read_text(fields: Any, name: str) -> str:
     # Looking up a missing key of a protobuf map would create it.
     return str(fields[name].string_value) if name in fields else ""

@@ -90,14 +90,16 @@ class GrpcServer:
         *,
         delivery: Callable[[Outbox], Session],
         attempt: Callable[[Outbox], Session],
+        tool: Callable[[Outbox], Session] | None = None,
         access_log: Callable[[], AccessLogSession],
         discovery: Callable[[Outbox, Dialect], Session],
         authz: Authz,
         observer: Observer,
         max_request_bytes: int,
     ) -> None:
-        self._delivery = delivery
-        self._attempt = attempt
+        self._processors = {names.ROLE_DELIVERY: delivery, names.ROLE_ATTEMPT: attempt}
+        if tool is not None:
+            self._processors[names.ROLE_TOOL] = tool
         self._access_log = access_log
         self._discovery = discovery
         self._authz = authz
@@ -193,11 +195,13 @@ class GrpcServer:
 
     async def _process(self, _requests: Any, context: Any) -> None:
         role = dict(context.invocation_metadata()).get(names.ROLE_METADATA)
-        if role not in (names.ROLE_DELIVERY, names.ROLE_ATTEMPT):
+        build = self._processors.get(str(role))
+        if build is None:
             await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"initial metadata {names.ROLE_METADATA} is missing"
+                grpc.StatusCode.INVALID_ARGUMENT, f"initial metadata {names.ROLE_METADATA} names no role here"
             )
-        await self._carry(context, self._delivery if role == names.ROLE_DELIVERY else self._attempt)
+            return
+        await self._carry(context, build)
 
     async def _carry(self, context: Any, build: Callable[[Outbox], Session]) -> None:
         """One stream from its begin to its end."""

@@ -133,7 +133,13 @@ def _build_route(tool: ToolRoute) -> Route:
         action.prefix_rewrite = f"{place.path}/"
     match = RouteMatch(path_separated_prefix=prefix) if prefix else RouteMatch(prefix="/")
     # The name is how the sidecar knows which tool is called.
-    return Route(name=tool.name, match=match, route=action)
+    return Route(
+        name=tool.name,
+        match=match,
+        route=action,
+        # Of a tool's own answer; that of the sidecar is none, and keeps it.
+        response_headers_to_remove=[names.TOOL_REPLAYED],
+    )
 
 
 def _build_cluster(tool: ToolRoute) -> Cluster:

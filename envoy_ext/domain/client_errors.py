@@ -81,6 +81,9 @@ CODES: dict[str, _Code] = {
         "A tool was called for this operation, and what came of the call is not known; it is not repeated.",
         False,
     ),
+    "attempt_superseded": _Code(
+        409, "conflict_error", "Another attempt acts for this operation, or it has ended.", False
+    ),
     "idempotency_key_reused": _Code(
         422, "invalid_request_error", "This idempotency key was used with another request body.", False
     ),

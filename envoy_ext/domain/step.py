@@ -14,6 +14,8 @@ from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.lease import FenceProof
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason
 from envoy_ext.domain.records import Record
+from envoy_ext.domain.tool_calls import CallId, CallState
+from envoy_ext.domain.tool_errors import CallOutcome
 
 # --- replies to the delivery filter ---------------------------------------------------------
 
@@ -361,6 +363,31 @@ class MalformedEvents:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCallDecided:
+    """It was decided about a request to a tool."""
+
+    tool: str | None
+    """None where its path leads to none."""
+    outcome: CallOutcome
+    operation_id: OperationId | None
+    attempt_id: AttemptId | None
+    call_id: CallId | None
+    """In the ledger: of the call, or of the one that stands in its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """A call that was let out has an end."""
+
+    tool: str
+    state: CallState
+    recorded: bool
+    """False: the store could not be asked, and the ledger calls it begun."""
+    operation_id: OperationId
+    call_id: CallId
+
+
 Note = (
     PhaseChanged
     | FirstDelta
@@ -382,6 +409,8 @@ Note = (
     | AnswerReplayed
     | SlotGiven
     | MalformedEvents
+    | ToolCallDecided
+    | ToolCallEnded
 )
 
 

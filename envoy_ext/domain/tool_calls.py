@@ -109,6 +109,8 @@ class CallGranted:
     """The call may leave: it stands in the ledger as begun."""
 
     call: ToolCall
+    ledger_id: OperationId
+    """The ledger that it stands in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class CallAnswered:
     """The call was made before; its result is in the ledger."""
 
     call: ToolCall
+    ledger_id: OperationId
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +167,11 @@ def decide_claim(ledger_id: OperationId, calls: Sequence[ToolCall], wanted: NewC
     others = [one for one in known.attempts if one != wanted.attempt_id]
     claimed = replace(known, attempts=(*others, wanted.attempt_id), operation_id=wanted.operation_id)
     if known.state is CallState.RECORDED:
-        return CallAnswered(claimed)
+        return CallAnswered(claimed, ledger_id)
     if known.state is CallState.BEGUN and known.maker == wanted.attempt_id:
         return CallRefused(CallRefusal.IN_FLIGHT, known.call_id)
     if known.state is CallState.NOT_SENT or wanted.idempotent:
-        return CallGranted(_begin_again(claimed, wanted))
+        return CallGranted(_begin_again(claimed, wanted), ledger_id)
     not_kept = known.state is CallState.NOT_KEPT
     why = CallRefusal.RESULT_NOT_KEPT if not_kept else CallRefusal.OUTCOME_UNKNOWN
     return CallRefused(why, known.call_id)
@@ -252,7 +255,8 @@ def _decide_new(ledger_id: OperationId, calls: Sequence[ToolCall], ordinal: int,
             operation_id=wanted.operation_id,
             state=CallState.BEGUN,
             begun_at=wanted.at,
-        )
+        ),
+        ledger_id,
     )
 
 

@@ -11,6 +11,8 @@ from typing import Final, TextIO, assert_never
 from envoy_ext.domain import step
 from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.outcomes import AttemptOutcome
+from envoy_ext.domain.tool_calls import CallState
+from envoy_ext.domain.tool_errors import CallOutcome
 from envoy_ext.observability.log_format import JsonFormatter
 from envoy_ext.observability.log_writer import LineWriter
 
@@ -29,6 +31,9 @@ _REPLICA_FAULTS: Final = frozenset(
     }
 )
 """Outcomes that somebody should look into; the others are how clients and busy engines behave."""
+
+_COUNTED_CALLS: Final = frozenset({CallOutcome.GRANTED, CallOutcome.UNWATCHED, CallOutcome.PASSED})
+"""Nothing but the everyday: the operation lists its calls."""
 
 
 def configure_logging(level: str = "info", stream: TextIO | None = None) -> LineWriter:
@@ -113,6 +118,10 @@ class LoggingObserver:
                 self._log_event(logging.WARNING, "store_back", seconds=round(note.seconds, 3))
             case step.WentUnrecorded():
                 pass  # the exchange's own line says it, with ids
+            case step.ToolCallDecided():
+                self._log_call(note)
+            case step.ToolCallEnded():
+                self._log_call_end(note)
             case step.StreamInterrupted():
                 pass  # the exchange's own line says it, with ids
             case _:
@@ -155,6 +164,32 @@ class LoggingObserver:
             replica=note.replica,
             outcome=note.outcome,
             detail=note.detail,
+        )
+
+    def _log_call(self, note: step.ToolCallDecided) -> None:
+        if note.outcome in _COUNTED_CALLS:
+            return
+        answered = note.outcome is CallOutcome.ANSWERED
+        self._log_event(
+            logging.INFO,
+            "tool_call_replayed" if answered else "tool_call_refused",
+            tool=note.tool,
+            outcome=note.outcome,
+            operation_id=note.operation_id,
+            attempt_id=note.attempt_id,
+            call_id=note.call_id,
+        )
+
+    def _log_call_end(self, note: step.ToolCallEnded) -> None:
+        if note.recorded and note.state is not CallState.UNKNOWN:
+            return
+        self._log_event(
+            logging.WARNING,
+            "tool_call_outcome_unknown" if note.recorded else "tool_call_not_recorded",
+            tool=note.tool,
+            state=note.state,
+            operation_id=note.operation_id,
+            call_id=note.call_id,
         )
 
     def _log_event(self, level: int, event: str, **fields: str | int | float | None) -> None:

@@ -20,6 +20,7 @@ from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, P
 from envoy_ext.domain.retry import RETRIABLE
 from envoy_ext.domain.slots import CancelOver, CancelProof
 from envoy_ext.observability.replica_metrics import ReplicaMetrics
+from envoy_ext.observability.tool_metrics import ToolMetrics
 
 _TTFT_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 """A short prompt on an idle GPU takes tens of milliseconds; a long prompt behind a queue takes
@@ -41,7 +42,7 @@ them, a shared disk hundreds; the store gives up on a lock after 2 s."""
 class Metrics:
     """The metric families, each in the registry given. To be used from one event loop."""
 
-    def __init__(self, registry: CollectorRegistry, pools: Iterable[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, pools: Iterable[str], tools: Iterable[str] = ()) -> None:
         self.registry = registry
         self._inflight_counts = {PoolName(pool): dict.fromkeys(INFLIGHT_PHASES, 0) for pool in pools}
         self._failed: dict[tuple[PoolName, ReplicaId], set[str]] = {}
@@ -49,6 +50,7 @@ class Metrics:
         self._build_exchange_families(registry)
         self._build_stream_families(registry)
         self._build_own_families(registry)
+        self.tools = ToolMetrics(registry, tools)
         self._create_known_series()
 
     def _build_exchange_families(self, registry: CollectorRegistry) -> None:
@@ -333,6 +335,10 @@ class MetricsObserver:
                 metrics.queue_wait.observe(note.waited_s)
             case step.MalformedEvents():
                 metrics.malformed_events.labels(note.pool).inc(note.count)
+            case step.ToolCallDecided():
+                metrics.tools.note_decided(note)
+            case step.ToolCallEnded():
+                metrics.tools.note_ended(note)
             case _:
                 assert_never(note)
 

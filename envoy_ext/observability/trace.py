@@ -22,6 +22,7 @@ from envoy_ext.ports import TraceKind
 SHOWN: Final = frozenset(
     {
         *("operation_id", "exchange_id", "attempt_id", "ledger_id", "holder", "owner", "request_id"),
+        *("tool", "call_id"),
         *("replica", "pool", "data_class", "address", "model_revision", "preference"),
         *("code", "error_code", "refusal", "detail", "why"),
         *("content_type", "content_encoding", "path", "body_sha256"),

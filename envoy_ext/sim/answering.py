@@ -30,6 +30,7 @@ from envoy_ext.sim.script import build_json, build_stream
 from envoy_ext.sim.shape import Shape, StreamShape
 from envoy_ext.sim.shapes import BadCall, Call, read_call
 from envoy_ext.sim.state import EngineState, RequestRecord
+from envoy_ext.sim.tool_calls import TOOL_HEADER, parse_tool_calls
 
 REPLICA_HEADER: Final = "x-sim-replica"
 
@@ -45,8 +46,14 @@ class Answering:
     log: EventLog
     die: Callable[[], None] | None
     """What a `:kill` fault calls; without it such a fault is refused."""
-    _tasks: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
+    _tasks: dict[asyncio.Task[Any], RequestRecord] = field(init=False, default_factory=dict)
     _stopping: bool = field(init=False, default=False)
+
+    def cut(self, request_id: str) -> None:
+        """Cut the answers to one request that are being sent, as a crash would."""
+        for task, record in self._tasks.items():
+            if record.request_id == request_id:
+                task.cancel()
 
     def cut_all(self) -> None:
         """Cut every answer that is being sent; the engine stops."""
@@ -58,8 +65,7 @@ class Answering:
         """Answer one request in the shape of its API, or spoil the answer as it asks for."""
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
-        self._tasks.add(task)
-        record = self._open_record(request)
+        record = self._tasks[task] = self._open_record(request)
         try:
             return await self._play(request, shape, record)
         except (BadCall, FaultError) as error:
@@ -79,7 +85,7 @@ class Answering:
         finally:
             # Only for what nobody foresaw (aiohttp answers 500 and logs it): no record stays open.
             self._close(record, "internal_error")
-            self._tasks.discard(task)
+            del self._tasks[task]
 
     async def _play(
         self, request: web.Request, shape: type[Shape], record: RequestRecord
@@ -107,6 +113,8 @@ class Answering:
             end=lambda: self._end(record, plan, answer),
             die=self.die or _never,
             arrived_s=asyncio.get_running_loop().time(),
+            tools=parse_tool_calls(request.headers.get(TOOL_HEADER, "")),
+            attempt=_read_attempt(request),
         )
         gzip = "gzip" in request.headers.get("accept-encoding", "").lower()
         if call.stream and issubclass(shape, StreamShape):
@@ -124,8 +132,7 @@ class Answering:
 
     def _choose_rule(self, request: web.Request, call: Call) -> Rule | None:
         """The request's own fault if it names one for this attempt, else an armed one."""
-        attempt_text = request.headers.get(ATTEMPT_COUNT_HEADER, "1")
-        attempt = int(attempt_text) if attempt_text.isascii() and attempt_text.isdigit() else 1
+        attempt = _read_attempt(request)
         rules = parse_faults(",".join(request.headers.getall(FAULT_HEADER, [])))
         rule = choose_rule(rules, self.options.name, attempt)
         if rule is not None and not rule.fits(call.stream):
@@ -188,6 +195,11 @@ def _decoded(request: web.Request, body: bytes) -> bytes:
         return zlib.decompress(body, wbits=31)
     except zlib.error:
         raise BadCall(400, "the body is not gzip", "BadRequestError") from None
+
+
+def _read_attempt(request: web.Request) -> int:
+    text = request.headers.get(ATTEMPT_COUNT_HEADER, "1")
+    return int(text) if text.isascii() and text.isdigit() else 1
 
 
 def _never() -> None:

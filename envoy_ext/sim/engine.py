@@ -94,6 +94,10 @@ class SimEngine:
     async def __aexit__(self, *_exc: object) -> None:
         await self.stop()
 
+    def cut(self, request_id: str) -> None:
+        """Cut the answers to one request that are being sent, as a crash would."""
+        self._answering.cut(request_id)
+
     def find_requests(self, request_id: str | None = None) -> list[RequestRecord]:
         """The remembered requests, oldest first."""
         return [r for r in self.state.requests if request_id is None or r.request_id == request_id]

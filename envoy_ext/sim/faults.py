@@ -128,6 +128,10 @@ def _dies(at: Point, name: str = "") -> Fault:
     return Fault(apply, "N" if name else "", stream=not body, json=either or body, cuts=True)
 
 
+def _die_in_tool(plan: Plan, argument: str, how: How) -> Plan:
+    return replace(plan, stop=Stop(Point.IN_TOOL, how, after_s=_seconds(argument, "die_in_tool")))
+
+
 def _hangs(at: Point, name: str = "") -> Fault:
     def apply(plan: Plan, argument: str, _how: How) -> Plan:
         return replace(plan, stop=Stop(at, How.HANG, _integer(argument, name) if name else 0))
@@ -193,6 +197,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "die_after": _dies(Point.AFTER_DELTAS, "die_after"),
     "die_mid_event": _dies(Point.MID_EVENT, "die_mid_event"),
     "die_mid_body": _dies(Point.MID_BODY),
+    "die_in_tool": Fault(_die_in_tool, "SECONDS", json=True, cuts=True),
     "hang": _hangs(Point.BEFORE_HEADERS),
     "hang_after_headers": _hangs(Point.AFTER_HEADERS),
     "hang_after": _hangs(Point.AFTER_DELTAS, "hang_after"),

@@ -29,6 +29,8 @@ class Point(StrEnum):
     AFTER_DELTAS = "after_deltas"
     MID_EVENT = "mid_event"
     MID_BODY = "mid_body"
+    IN_TOOL = "in_tool"
+    """While a tool is called: so many seconds after the call was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Stop:
     how: How
     deltas: int = 0
     """How many deltas are sent first; only for AFTER_DELTAS and MID_EVENT."""
+    after_s: float = 0.0
+    """Only for IN_TOOL."""
 
 
 class ErrorKind(StrEnum):

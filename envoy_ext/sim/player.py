@@ -17,8 +17,9 @@ from aiohttp.abc import AbstractStreamWriter
 from envoy_ext.sim.event_log import RequestLog
 from envoy_ext.sim.metrics import SimMetrics
 from envoy_ext.sim.plan import How
-from envoy_ext.sim.script import Enter, Halt, Headers, Pause, Prefill, Step, Token, Write
+from envoy_ext.sim.script import CallTools, Enter, Halt, Headers, Pause, Prefill, Step, Token, Write
 from envoy_ext.sim.state import EngineState, RequestRecord, Slot
+from envoy_ext.sim.tool_calls import Turns, call_tools
 
 # With SO_LINGER on and a time of 0, close() sends RST and drops what is not sent yet (socket(7)).
 RID_HEADER: Final = "x-override-rid"
@@ -58,6 +59,9 @@ class Player:
     arrived_s: float
     """When the request came, on the event loop's clock."""
     _tokens: int = field(init=False, default=0)
+    tools: Turns = ()
+    """What it calls before its first delta."""
+    attempt: int = 1
     _slot: Slot | None = field(init=False, default=None)
     _response: web.StreamResponse | None = field(init=False, default=None)
     _writer: AbstractStreamWriter | None = field(init=False, default=None)
@@ -85,6 +89,8 @@ class Player:
                 await sleep(self.pace.prefill_s)
                 self.metrics.prompt_tokens.inc(self.pace.prompt_tokens)
                 self.metrics.iteration_tokens.observe(self.pace.prompt_tokens)
+            case CallTools(limit_s):
+                await self._call_tools(limit_s)
             case Pause(seconds):
                 await sleep(seconds)
             case Token(first):
@@ -102,6 +108,18 @@ class Player:
                 await loop.create_future()
             case _:
                 assert_never(step)
+
+    async def _call_tools(self, limit_s: float | None) -> None:
+        if not self.tools:
+            return
+        calling = asyncio.ensure_future(call_tools(self.tools, self.attempt, self.request.headers))
+        try:
+            await asyncio.wait((calling,), timeout=limit_s)
+            if calling.done():
+                self.record.tool_results += calling.result()
+                self.state.changed()
+        finally:
+            calling.cancel()
 
     def _count_token(self) -> None:
         self.log.token(self._tokens)

@@ -27,6 +27,13 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class CallTools:
+    """Call the tools that the request asks for, and wait for what comes of it; or for so long."""
+
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Wait some seconds."""
 
@@ -63,7 +70,7 @@ class Halt:
     how: How
 
 
-Step = Enter | Prefill | Pause | Token | Headers | Write | Halt
+Step = Enter | Prefill | CallTools | Pause | Token | Headers | Write | Halt
 
 _SSE = "text/event-stream; charset=utf-8"
 _JSON = "application/json"
@@ -94,6 +101,8 @@ def build_json(kind: type[Shape], answer: Answer, plan: Plan, *, accepts_gzip: b
     stop = plan.stop
     if stop is not None and stop.at is Point.BEFORE_HEADERS:
         return _stop_before_headers(stop.how)
+    if stop is not None and stop.at is Point.IN_TOOL:
+        return iter([Enter(), Prefill(), *_call_tools(plan)])
     data = json.dumps(kind(answer).body(), separators=(",", ":")).encode()
     body: list[Step] = [Write(data, len(answer.tokens))]
     if stop is not None:
@@ -104,6 +113,7 @@ def build_json(kind: type[Shape], answer: Answer, plan: Plan, *, accepts_gzip: b
     compute: list[Step] = [
         Enter(),
         Prefill(),
+        *_call_tools(plan),
         *(Token(first=index == 0) for index in range(len(answer.tokens))),
     ]
     return _send((("content-type", _JSON), *length), iter(body), plan, accepts_gzip, before=compute)
@@ -147,12 +157,25 @@ def _stream_body(shape: StreamShape, plan: Plan) -> Iterator[Step]:
         yield Pause(plan.ping_every_s)
         yield Write(f": ping{plan.newline}{plan.newline}".encode())
     yield Prefill()
+    yield from _call_tools(plan)
+    if stop is not None and stop.at is Point.IN_TOOL:
+        return
     if stop is not None and stop.at is Point.AFTER_HEADERS:
         yield Halt(stop.how)
     elif plan.only is not None:
         yield from _only(shape, plan, plan.only)
     else:
         yield from _events(shape, plan)
+
+
+def _call_tools(plan: Plan) -> Iterator[Step]:
+    """Nothing of it without a request that asks for some; the answer goes on whatever came of it."""
+    stop = plan.stop
+    if stop is not None and stop.at is Point.IN_TOOL:
+        yield CallTools(stop.after_s)
+        yield Halt(stop.how)
+    else:
+        yield CallTools()
 
 
 def _only(shape: StreamShape, plan: Plan, only: Only) -> Iterator[Step]:

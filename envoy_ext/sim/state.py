@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from envoy_ext.sim.tool_calls import ToolResult
+
 MAX_RECORDS: Final = 10_000
 
 
@@ -32,6 +34,8 @@ class RequestRecord:
     """The rule that was applied, as it was written."""
     status: int | None = None
     tokens_sent: int = 0
+    tool_results: list[ToolResult] = field(default_factory=list)
+    """What came of the calls of tools that it asked for."""
     finished_at: float | None = None
     ended: str | None = None
     """`done`, `client_disconnected`, `refused` (the request was a mistake), `engine_stopped`, or the

@@ -13,6 +13,7 @@ from envoy_ext.adapters.engines import get_engine
 from envoy_ext.adapters.extproc_attempt import AttemptSession
 from envoy_ext.adapters.extproc_delivery import DeliverySession
 from envoy_ext.adapters.extproc_session import Outbox
+from envoy_ext.adapters.extproc_tool import ToolSession
 from envoy_ext.adapters.grpc_server import GrpcServer
 from envoy_ext.adapters.ops_http import OpsServer
 from envoy_ext.config import Config, Operations, Sidecar
@@ -23,6 +24,7 @@ from envoy_ext.ports import Store
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.authz import Authz
 from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.tools import Tools
 
 
 def build_grpc(
@@ -33,6 +35,7 @@ def build_grpc(
     observer: Observers,
     metrics: Metrics,
     hub: AdsHub,
+    tools: Tools | None,
 ) -> GrpcServer:
     """All that Envoy asks, behind one server."""
     pass_through = tuple(config.pass_through)
@@ -42,14 +45,24 @@ def build_grpc(
     def delivery(outbox: Outbox) -> DeliverySession:
         return DeliverySession(arrivals, outbox, pass_through, mint_request_id, metrics.note_chunk)
 
+    limits = config.tools
+    tool = None
+    if tools is not None and limits is not None:
+
+        def tool(outbox: Outbox) -> ToolSession:
+            return ToolSession(tools, outbox, limits.max_result_bytes, mint_request_id)
+
     return GrpcServer(
+        tool=tool,
         delivery=delivery,
         attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts),
         access_log=lambda: AccessLogSession(exchanges),
         discovery=lambda outbox, dialect: AdsSession(hub, outbox, dialect),
         authz=Authz(exchanges, journal),
         observer=observer,
-        max_request_bytes=config.limits.max_request_bytes,
+        max_request_bytes=max(
+            config.limits.max_request_bytes, 0 if limits is None else limits.max_request_bytes
+        ),
     )
 
 

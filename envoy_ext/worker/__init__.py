@@ -4,5 +4,6 @@ It imports the domain and nothing else of the package, so that it can live in an
 """
 
 from envoy_ext.worker.middleware import LeaseMiddleware
+from envoy_ext.worker.tool_headers import tool_headers
 
-__all__ = ["LeaseMiddleware"]
+__all__ = ["LeaseMiddleware", "tool_headers"]

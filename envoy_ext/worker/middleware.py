@@ -24,6 +24,7 @@ from envoy_ext.worker.generators import GeneratorWatch
 from envoy_ext.worker.held_attempt import HeldAttempt
 from envoy_ext.worker.offer import BadOffer, LeaseOffer, read_offer
 from envoy_ext.worker.settings import WorkerSettings, build_channel
+from envoy_ext.worker.tool_headers import serving
 from envoy_ext.worker.vllm_core import NoWord, VllmCore, find_vllm_core
 
 Message = MutableMapping[str, Any]
@@ -173,7 +174,8 @@ class LeaseMiddleware:
 
     async def _run_watched(self, answer: "_Answer", scope: Scope) -> None:
         answer.generators.enter()
-        await self._app(scope, answer.receive, answer.send)
+        with serving(scope["headers"]):
+            await self._app(scope, answer.receive, answer.send)
 
 
 class _Answer:

@@ -14,6 +14,8 @@ import pytest
 from envoy_ext.domain import step
 from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.outcomes import AttemptOutcome
+from envoy_ext.domain.tool_calls import CallState
+from envoy_ext.domain.tool_errors import CallOutcome
 from envoy_ext.observability.log_format import MAX_TEXT_CHARS, JsonFormatter
 from envoy_ext.observability.logs import LoggingObserver, configure_logging
 from tests.support.notes import KINDS, SAMPLES, attempt_finished, exchange_ended
@@ -84,6 +86,8 @@ def test_every_kind_of_note_is_either_logged_or_left_to_the_metrics(
         "AnswerReplayed": ["answer_replayed"],
         "StoreLost": ["store_lost"],
         "StoreBack": ["store_back"],
+        "ToolCallDecided": ["tool_call_refused"],
+        "ToolCallEnded": ["tool_call_outcome_unknown"],
     }
     assert [event["event"] for event in lines.events] == expected.get(kind.__name__, [])
 
@@ -125,6 +129,40 @@ def test_a_request_that_is_held_at_a_boundary_is_told_by_ids_alone(
         "data_class": "default",
         "logger": "envoy_ext.test",
     }
+
+
+@pytest.mark.parametrize(
+    ("outcome", "events"),
+    [
+        (CallOutcome.GRANTED, []),
+        (CallOutcome.UNWATCHED, []),
+        (CallOutcome.ANSWERED, ["tool_call_replayed"]),
+        (CallOutcome.FENCED, ["tool_call_refused"]),
+    ],
+)
+def test_a_tool_call_that_is_not_made_has_a_line_of_ids(
+    observer: LoggingObserver, lines: Lines, outcome: CallOutcome, events: list[str]
+) -> None:
+    observer.note(replace(SAMPLES[step.ToolCallDecided], outcome=outcome))  # type: ignore[arg-type]
+    assert [event["event"] for event in lines.events] == events
+
+
+@pytest.mark.parametrize(
+    ("state", "recorded", "events"),
+    [
+        (CallState.RECORDED, True, []),
+        (CallState.NOT_SENT, True, []),
+        (CallState.UNKNOWN, True, ["tool_call_outcome_unknown"]),
+        (CallState.RECORDED, False, ["tool_call_not_recorded"]),
+    ],
+)
+def test_an_end_of_a_tool_call_that_nobody_knows_has_a_line(
+    observer: LoggingObserver, lines: Lines, state: CallState, recorded: bool, events: list[str]
+) -> None:
+    observer.note(
+        replace(SAMPLES[step.ToolCallEnded], state=state, recorded=recorded)  # type: ignore[arg-type]
+    )
+    assert [event["event"] for event in lines.events] == events
 
 
 def test_a_good_attempt_is_not_worth_a_line(observer: LoggingObserver, lines: Lines) -> None:

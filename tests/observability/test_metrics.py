@@ -15,6 +15,8 @@ from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, Phase, Reason
 from envoy_ext.domain.readiness import ReplicaGate
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
+from envoy_ext.domain.tool_calls import CallId, CallState
+from envoy_ext.domain.tool_errors import CallOutcome
 from envoy_ext.observability.metrics import Metrics, MetricsObserver
 from tests.support.notes import CHAT, KINDS, SAMPLES, attempt_finished, exchange_ended
 
@@ -36,6 +38,9 @@ LABELS = {
     "envoy_ext_malformed_events_total": {"pool"},
     "envoy_ext_unrecorded_total": {"pool"},
     "envoy_ext_journal_up": set(),
+    "envoy_ext_tool_calls_total": {"tool", "outcome"},
+    "envoy_ext_tool_call_ends_total": {"tool", "state"},
+    "envoy_ext_tool_calls_unrecorded_total": {"tool"},
     "envoy_ext_ttft_seconds_count": set(),
     "envoy_ext_chunk_seconds_count": set(),
     "envoy_ext_journal_append_seconds_count": set(),
@@ -77,6 +82,9 @@ def note_everything(metrics: Metrics, observer: MetricsObserver) -> None:
     observer.note_bug("here", ValueError())
     observer.note_journal(0.001, failed=False)
     observer.note_journal(0.001, failed=True)
+    observer.note(
+        step.ToolCallEnded("mail", CallState.RECORDED, False, OperationId("op_1"), CallId("call_1"))
+    )
     metrics.note_refusal("", "invalid_request")
     metrics.note_abort(CHAT, "asked")
     metrics.note_chunk(0.0001)
@@ -276,3 +284,12 @@ def test_a_replica_that_is_gone_has_no_series_any_more() -> None:
     assert "pod-99" in page
     assert "pod-98" not in page
     assert registry.get_sample_value("envoy_ext_replica_ready", {"pool": CHAT, "replica": "b"}) == 0
+
+
+def test_the_counters_of_a_configured_tool_exist_at_zero() -> None:
+    metrics = Metrics(CollectorRegistry(), ["chat"], ["mail"])
+    for outcome in CallOutcome:
+        assert value(metrics, "envoy_ext_tool_calls_total", tool="mail", outcome=outcome) == 0
+    shown = {labels for name, labels in read(metrics) if name == "envoy_ext_tool_call_ends_total"}
+    states = ("not_kept", "not_sent", "recorded", "unknown")
+    assert sorted(shown) == [(("state", state), ("tool", "mail")) for state in states]

@@ -43,6 +43,7 @@ async def test_a_request_is_remembered_with_what_the_gateway_sent(start_engine: 
         "fault": None,
         "status": 200,
         "tokens_sent": 3,
+        "tool_results": [],
         "ended": "done",
     }
     assert b"secret" not in reply.body

@@ -6,6 +6,8 @@ from envoy_ext.domain import step
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import FenceProof
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason
+from envoy_ext.domain.tool_calls import CallId, CallState
+from envoy_ext.domain.tool_errors import CallOutcome
 
 CHAT = PoolName("chat")
 
@@ -55,6 +57,12 @@ SAMPLES: dict[type, step.Note] = {
     step.AnswerReplayed: step.AnswerReplayed(CHAT, OperationId("op_1"), "req-2"),
     step.SlotGiven: step.SlotGiven(CHAT, 2.5),
     step.MalformedEvents: step.MalformedEvents(CHAT, 3),
+    step.ToolCallDecided: step.ToolCallDecided(
+        "mail", CallOutcome.DIVERGED, OperationId("op_1"), AttemptId("att_2"), CallId("call_1")
+    ),
+    step.ToolCallEnded: step.ToolCallEnded(
+        "mail", CallState.UNKNOWN, True, OperationId("op_1"), CallId("call_1")
+    ),
 }
 
 KINDS: tuple[type, ...] = get_args(step.Note)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from envoy_ext.worker import LeaseMiddleware
+from envoy_ext.worker import LeaseMiddleware, tool_headers
 from envoy_ext.worker.settings import WorkerSettings, build_channel
 
 
@@ -60,6 +60,11 @@ class Engine:
             await asyncio.sleep(0.01)
         return JSONResponse(None)
 
+    async def show_tool_headers(self, _request: Request) -> JSONResponse:
+        """What a tool call would carry: in this task, in one that it starts, and in a thread."""
+        task = asyncio.ensure_future(asyncio.to_thread(tool_headers))
+        return JSONResponse([tool_headers(), await task])
+
     async def answer(self, request: Request) -> JSONResponse:
         return JSONResponse({"got": (await request.body()).decode()})
 
@@ -70,6 +75,7 @@ async def run_engine(gateways: tuple[str, ...], core: Any = None) -> AsyncIterat
     app: Any = Starlette(
         routes=[
             Route("/stream", engine.stream, methods=["POST"]),
+            Route("/tools", engine.show_tool_headers, methods=["POST"]),
             Route("/late", engine.answer_late, methods=["POST"]),
             Route("/answer", engine.answer, methods=["POST", "GET"]),
         ]

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from envoy_ext.worker import middleware
+from envoy_ext.domain import names
+from envoy_ext.worker import middleware, tool_headers
 from tests.worker.engine import Engine, run_engine
 from tests.worker.engine_client import EngineClient
 from tests.worker.lease_gateway import POLICY, LeaseGateway, run_lease_gateway
@@ -60,6 +61,20 @@ async def test_an_answer_under_a_lease_passes_whole_and_its_end_is_told(
     assert gateway.leases["att_1"].renewed_at is not None
     await asyncio.wait_for(gateway.stop_heard.wait(), 10)
     assert gateway.leases["att_1"].proof == "cancel_ack"
+
+
+async def test_what_calls_a_tool_is_told_for_whom(
+    engine: Engine, gateway: LeaseGateway, http: aiohttp.ClientSession
+) -> None:
+    for number, attempt in enumerate(("att_1", "att_2"), 1):
+        headers = gateway.grant(attempt, token=number)
+        async with http.post(f"{engine.url}/tools", headers=headers) as answer:
+            told = await answer.json()
+        expected = {name: headers[name] for name in (names.OPERATION, names.ATTEMPT)}
+        assert told == [expected, expected]
+    assert tool_headers() == {}
+    async with http.post(f"{engine.url}/tools") as answer:
+        assert await answer.json() == [{}, {}], "without a lease"
 
 
 async def test_a_stream_outlives_its_lease_while_it_is_renewed(
