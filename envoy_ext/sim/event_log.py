@@ -6,6 +6,8 @@ request, the attempt and the generation it speaks of.
 
     start    the request has come whole and was given a generation
     token    one token is computed
+    tool     a tool was called, and this came of it: `tool` (its path), `status` (0: no answer), `replayed`
+             (from a ledger), `body`
     chunk    bytes of an answer are about to be written; `data` is what
     end      nothing of it is computed or sent any more; `ended` as in `RequestRecord`, or `killed`
 
@@ -17,9 +19,11 @@ import json
 import time
 from dataclasses import dataclass
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 from envoy_ext.domain.names import ATTEMPT
 from envoy_ext.sim.state import RequestRecord
+from envoy_ext.sim.tool_calls import ToolResult
 
 
 class EventLog:
@@ -72,6 +76,12 @@ class RequestLog:
     def token(self, index: int) -> None:
         """One more is computed; the first has the index 0."""
         self.log.write(self.record, "token", index=index)
+
+    def tool(self, result: ToolResult) -> None:
+        """A call has come to its end."""
+        path = urlsplit(result.url).path
+        more = {"status": result.status, "replayed": result.replayed, "body": result.body}
+        self.log.write(self.record, "tool", tool=path, **more)
 
     def chunk(self, data: bytes) -> None:
         """About to be written."""

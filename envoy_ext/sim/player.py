@@ -117,6 +117,8 @@ class Player:
             await asyncio.wait((calling,), timeout=limit_s)
             if calling.done():
                 self.record.tool_results += calling.result()
+                for result in calling.result():
+                    self.log.tool(result)
                 self.state.changed()
         finally:
             calling.cancel()

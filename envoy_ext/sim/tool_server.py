@@ -7,6 +7,7 @@ Every path is a tool. An answer names its execution, so that one that is given a
 
 import asyncio
 import json
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -38,6 +39,8 @@ class Execution:
     """Its Idempotency-Key."""
     headers: dict[str, str]
     body: str
+    time: float
+    """CLOCK_MONOTONIC, which all processes of a machine share."""
 
 
 class SimTool:
@@ -113,6 +116,7 @@ class SimTool:
             key=request.headers.get("idempotency-key"),
             headers={name.lower(): value for name, value in request.headers.items()},
             body=body.decode(errors="replace"),
+            time=time.monotonic(),
         )
         async with self._changed:
             self.executions.append(execution)

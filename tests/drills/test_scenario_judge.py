@@ -79,7 +79,7 @@ def with_attempt(number: int, **changes: Any) -> Spoil:
     return spoil
 
 
-def with_line(at: float, attempt_id: str, what: str, replica: str = "left", **more: str) -> Spoil:
+def with_line(at: float, attempt_id: str, what: str, replica: str = "left", **more: Any) -> Spoil:
     def spoil(evidence: Evidence) -> Evidence:
         lines = (*evidence.engines, EngineLine(at, replica, attempt_id, what, **more))
         return replace(evidence, engines=tuple(sorted(lines, key=lambda line: line.time)))
@@ -133,6 +133,7 @@ GOT = "the client got what was expected"
 ATTEMPTS = "the attempts are those expected"
 CANCELS = "the cancels are those expected"
 TOOLS = "the tools did what was expected, once"
+RESULTS = "results are replayed as they were"
 OPERATION = "the operation is as expected"
 REFUSED = "the refused replays are those expected"
 WEIGHTS = "answered by the named weights"
@@ -290,6 +291,11 @@ SPOILED: dict[str, tuple[Good, Spoil, set[str]]] = {
         {CANCELS},
     ),
     "a tool that nobody expects": (build_replayed, with_tools(ToolLine(BEGIN, "pay", "k1")), {TOOLS}),
+    "a result out of the ledger that nobody expects": (
+        build_replayed,
+        with_line(BEGIN + 2.5, SECOND, "tool", "right", tool="pay", status=200, replayed=True),
+        {RESULTS},
+    ),
     "another ending": (build_replayed, with_operation(ending="unknown"), {OPERATION}),
     "a replay was refused in silence": (
         build_refused,
@@ -344,6 +350,26 @@ def test_two_executions_under_one_key_are_one_too_many_even_where_two_are_expect
     for second, broken in (("k1", {TOOLS}), ("k2", set())):
         tools = (ToolLine(BEGIN, "pay", "k1"), ToolLine(BEGIN, "pay", second))
         assert find_broken(expected, replace(evidence, tools=tools)) == broken
+
+
+@pytest.mark.parametrize(
+    ("given", "holds"),
+    [
+        ({}, True),
+        ({"replayed": False}, False),
+        ({"data": '{"execution": 2}'}, False),
+        ({"status": 500}, False),
+        ({"tool": "mail"}, False),
+    ],
+)
+def test_a_result_is_given_again_as_it_was(given: dict[str, Any], holds: bool) -> None:
+    expected, evidence = build_replayed()
+    expected = expected.model_copy(update={"results_replayed": 1})
+    result = {"tool": "pay", "status": 200, "data": '{"execution": 1}'}
+    evidence = with_line(BEGIN + 1.001, FIRST, "tool", **result)(evidence)
+    again = {**result, "replayed": True, **given}
+    evidence = with_line(BEGIN + 2.001, SECOND, "tool", "right", **again)(evidence)
+    assert (find_broken(expected, evidence) == set()) is holds
 
 
 def test_what_is_wrong_is_said_without_the_text_of_the_answer() -> None:

@@ -19,7 +19,8 @@ from envoy_ext.drills.scenarios.report import Run, build_input, load_evidence
 from envoy_ext.drills.scenarios.runner import Played, choose, find_differences, play_everywhere, play_on, tell
 from envoy_ext.drills.scenarios.stores import STORES
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# The first test waits for all that is played: much longer than that takes on a busy machine.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 SCENARIOS = read_scenarios()
 NAMES = [scenario.name for scenario in SCENARIOS.scenarios]

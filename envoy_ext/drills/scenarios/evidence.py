@@ -81,6 +81,10 @@ class EngineLine:
     """Of a chunk: the bytes."""
     ended: str = ""
     """Of an end: how."""
+    tool: str = ""
+    status: int = 0
+    replayed: bool = False
+    """Of a tool's answer; its body is in `data`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +159,11 @@ def read_engine_lines(texts: Iterable[str], request_id: str) -> tuple[EngineLine
             replica=line["replica"],
             attempt_id=line["attempt_id"] or "",
             what=line["what"],
-            data=line.get("data", ""),
+            data=line.get("data", line.get("body", "")),
             ended=line.get("ended", ""),
+            tool=line.get("tool", "").strip("/"),
+            status=line.get("status", 0),
+            replayed=line.get("replayed", False),
         )
         for line in lines
         if line["request_id"] == request_id

@@ -213,6 +213,17 @@ def _tools_did_what_was_expected_once(case: Case) -> str:
     return "" if len(set(keys)) == len(keys) and all(keys) else "a call was executed twice, or without a key"
 
 
+def _results_are_replayed_as_they_were(case: Case) -> str:
+    """What an engine is given out of the ledger is what the one before it was given by the tool."""
+    answers = [line for line in case.evidence.engines if line.what == "tool"]
+    replayed = [line for line in answers if line.replayed]
+    if len(replayed) != case.expected.results_replayed:
+        return f"{len(replayed)} results came out of the ledger"
+    made = {(line.tool, line.status, line.data) for line in answers if not line.replayed}
+    strange = [line for line in replayed if (line.tool, line.status, line.data) not in made]
+    return f"{len(strange)} results out of the ledger are none that a tool gave" if strange else ""
+
+
 def _operation_is_as_expected(case: Case) -> str:
     """The journal's last word."""
     operation = case.evidence.operation
@@ -249,6 +260,7 @@ RULES: Final[dict[str, Callable[[Case], str]]] = {
     "the attempts are those expected": _attempts_are_those_expected,
     "the cancels are those expected": _cancels_are_those_expected,
     "the tools did what was expected, once": _tools_did_what_was_expected_once,
+    "results are replayed as they were": _results_are_replayed_as_they_were,
     "the operation is as expected": _operation_is_as_expected,
     "the refused replays are those expected": _refused_replays_are_those_expected,
     "answered by the named weights": _answered_by_the_named_weights,

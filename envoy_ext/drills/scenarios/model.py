@@ -20,6 +20,8 @@ Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
 Replica = Literal["left", "right", "far", "near"]
 """`left` and `right` stand in one pool; `far`, behind a network of its own, and `near` in another."""
+Tool = Literal["pay", "mail"]
+"""Both act on the world: neither may be called twice."""
 Outcome = Annotated[AttemptOutcome, Field(strict=False)]
 
 
@@ -30,6 +32,8 @@ class Request(Section):
     """How long the answer is."""
     key: bool = False
     """With an Idempotency-Key, which follows from the seed too."""
+    tools: ListOf[Tool] = ()
+    """What each attempt calls before its first delta, one after the other."""
     first: Replica | None = None
     """Where the first attempt goes; Envoy chooses unless it is said."""
 
@@ -86,6 +90,8 @@ class Expected(Section):
     """Attempts that their engine was told to end."""
     executions: ListOf[Word] = ()
     """What the tools have done, by the tool's name, in order."""
+    results_replayed: Count = 0
+    """Results that an engine was given out of the ledger."""
     replays_refused: ListOf[Word] = ()
     """The codes with which replays were not allowed."""
 
@@ -99,6 +105,8 @@ class Scenario(Section):
     request: Request = Request()
     fault: str = ""
     """What is asked of the engines, in the words of `x-sim-fault`."""
+    tools: Literal["answer", "hold"] = "answer"
+    """`hold`: a tool acts, and keeps its answer to itself."""
     acts: ListOf[Act] = ()
     """In order: each waits for its moment when the one before is done."""
     expect: Expected

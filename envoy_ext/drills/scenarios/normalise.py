@@ -84,6 +84,8 @@ def _show_attempt(evidence: Evidence, attempt_id: str) -> list[list[str]]:
 
 
 def _show_line(line: EngineLine) -> list[str]:
+    if line.tool:
+        return [line.replica, line.tool, str(line.status), f"replayed: {line.replayed}", line.data]
     *events, rest = line.data.split("\n\n")
     # How much half an event holds depends on the length of what stands in it by chance.
     parts = ["part of an event"] if rest else []

@@ -11,10 +11,18 @@ from typing import Any, Final
 
 import aiohttp
 
-from envoy_ext.drills.scenarios.evidence import Client, ClientEvent, Evidence, read_delta, read_engine_lines
+from envoy_ext.drills.scenarios.evidence import (
+    Client,
+    ClientEvent,
+    Evidence,
+    ToolLine,
+    read_delta,
+    read_engine_lines,
+)
 from envoy_ext.drills.scenarios.model import Act, Scenario
 from envoy_ext.drills.scenarios.stage import Stage
 from envoy_ext.operations_client import fetch_operation, fetch_operations
+from envoy_ext.sim.tool_calls import TOOL_HEADER
 
 LIMIT_S: Final = 60.0
 """No scenario takes a third of it; one that hangs is judged by what was seen until then."""
@@ -32,6 +40,8 @@ class Request:
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
+    tools: list[dict[str, Any]]
+    """What each attempt calls, by the tool's name, and with which arguments."""
 
     @property
     def request_id(self) -> str:
@@ -56,7 +66,10 @@ def build_request(scenario: Scenario, seed: str) -> Request:
         "seed": chance.randrange(1 << 31),
         "messages": [{"role": "user", "content": prompt}],
     }
-    return Request("/v1/chat/completions", headers, body)
+    tools = [
+        {"tool": tool, "arguments": {"number": chance.randrange(1 << 31)}} for tool in scenario.request.tools
+    ]
+    return Request("/v1/chat/completions", headers, body, tools)
 
 
 @dataclass
@@ -82,6 +95,7 @@ async def play(stage: Stage, scenario: Scenario) -> Evidence:
     request, watched = build_request(scenario, stage.setting.seed), _Watched()
     try:
         stage.turn_to(scenario.request.first)
+        stage.tool.behaviour.fault = "hold" if scenario.tools == "hold" else ""
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(_ask(stage, request, watched))
             tasks.create_task(_act(stage, scenario, request, watched))
@@ -93,7 +107,8 @@ async def play(stage: Stage, scenario: Scenario) -> Evidence:
         trace = [json.loads(line) for line in stage.trace]
         own = tuple(line for line in trace if line["operation_id"] == operation.get("operation_id"))
         engines = read_engine_lines(logs, request.request_id)
-        return Evidence(watched.close(), engines, operation, own)
+        tools = tuple(ToolLine(one.time, one.path.strip("/"), one.key or "") for one in stage.tool.executions)
+        return Evidence(watched.close(), engines, operation, own, tools)
     finally:
         stage.trace.clear()
         await stage.mend()
@@ -102,7 +117,7 @@ async def play(stage: Stage, scenario: Scenario) -> Evidence:
 async def _ask(stage: Stage, request: Request, watched: _Watched) -> None:
     url = stage.stack.ingress_url + request.path
     try:
-        async with stage.http.post(url, json=request.body, headers=request.headers) as answer:
+        async with stage.http.post(url, json=request.body, headers=_name_tools(stage, request)) as answer:
             watched.status = answer.status
             watched.headers |= {name: answer.headers[name] for name in _HEADERS if name in answer.headers}
             if answer.content_type != "text/event-stream":
@@ -115,6 +130,15 @@ async def _ask(stage: Stage, request: Request, watched: _Watched) -> None:
                     watched.events.append(ClientEvent(time.monotonic(), data))
     except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
         watched.cut = True
+
+
+def _name_tools(stage: Stage, request: Request) -> dict[str, str]:
+    """The headers, with the calls that the engines are to make, and where."""
+    calls = [
+        {"url": f"{stage.stack.tools_url}/{call['tool']}", "arguments": call["arguments"]}
+        for call in request.tools
+    ]
+    return {**request.headers, **({TOOL_HEADER: json.dumps(calls)} if calls else {})}
 
 
 async def _act(stage: Stage, scenario: Scenario, request: Request, watched: _Watched) -> None:

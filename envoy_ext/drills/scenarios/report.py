@@ -49,12 +49,17 @@ def save_run(run: Run, directory: Path) -> None:
     client = dataclasses.asdict(evidence.client)
     events = client.pop("events")
     _write_lines(directory / "client.jsonl", [{"what": "answer", **client}, *events])
-    _write_lines(directory / "engines.jsonl", map(dataclasses.asdict, evidence.engines))
+    _write_lines(directory / "engines.jsonl", map(_show_line, evidence.engines))
     _write_lines(directory / "tools.jsonl", map(dataclasses.asdict, evidence.tools))
     _write_lines(directory / "trace.jsonl", evidence.trace)
     _write(directory / "operation.json", evidence.operation)
     findings = [dataclasses.asdict(finding) for finding in run.findings]
     _write(directory / "verdict.json", {"holds": run.holds, "findings": findings})
+
+
+def _show_line(line: EngineLine) -> dict[str, Any]:
+    """Without what the line has nothing to say of."""
+    return {name: value for name, value in dataclasses.asdict(line).items() if value}
 
 
 def load_evidence(directory: Path) -> Evidence:

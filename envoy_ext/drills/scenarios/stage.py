@@ -12,16 +12,18 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import aiohttp
 
 from envoy_ext.config import Config, parse_config
 from envoy_ext.domain.ids import ReplicaId
 from envoy_ext.drills.cut_network import Link, find_obstacle, make_link
+from envoy_ext.drills.scenarios.model import Tool
 from envoy_ext.observability.trace import TraceLog
 from envoy_ext.sim.options import SimOptions
 from envoy_ext.sim.process import SimProcess
+from envoy_ext.sim.tool_server import SimTool
 from envoy_ext.stack import Stack
 
 POOLS: Final = {"beside": ("left", "right"), "apart": ("far", "near")}
@@ -58,6 +60,7 @@ class Stage:
     logs: dict[str, Path]
     trace: list[str]
     """The sidecar's, line by line."""
+    tool: SimTool
     http: aiohttp.ClientSession
     link: Link | None
     obstacle: str | None
@@ -87,6 +90,8 @@ class Stage:
     async def mend(self) -> None:
         """Whole again after a scenario: every engine runs, and the network too."""
         self.turn_to(None)
+        self.tool.release()
+        self.tool.reset()
         if self.cut:
             await self.heal_network()
         for engine in self.engines.values():
@@ -128,21 +133,24 @@ async def run_stage(envoy: str, setting: Setting, directory: Path) -> AsyncItera
         for engine in engines.values():
             opened.push_async_callback(engine.kill)
         await asyncio.gather(*(engine.start() for engine in engines.values()))
-        stack = Stack(_build_config(engines, link, setting.journal), envoy, TraceLog(trace.append))
+        tool = await opened.enter_async_context(SimTool())
+        stack = Stack(_build_config(engines, link, tool, setting.journal), envoy, TraceLog(trace.append))
         await opened.enter_async_context(stack)
         if link is not None:
             await opened.enter_async_context(_run_worker(link, engines["far"], stack))
         # No reuse of connections: what one scenario leaves behind is no other's.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         http = await opened.enter_async_context(aiohttp.ClientSession(connector=connector))
-        yield Stage(setting, stack, engines, logs, trace, http, link, obstacle)
+        yield Stage(setting, stack, engines, logs, trace, tool, http, link, obstacle)
 
 
 POOLS_OF_MODELS: Final = {name: (pool,) for pool, names in POOLS.items() for name in names}
 """Each pool serves a model of its own name."""
 
 
-def _build_config(engines: dict[str, SimProcess], link: Link | None, journal: dict[str, Any]) -> Config:
+def _build_config(
+    engines: dict[str, SimProcess], link: Link | None, tool: SimTool, journal: dict[str, Any]
+) -> Config:
     urls = {name: engine.url for name, engine in engines.items()}
     lease: dict[str, Any] = dict(LEASE)
     if link is not None:
@@ -160,6 +168,7 @@ def _build_config(engines: dict[str, SimProcess], link: Link | None, journal: di
         for pool, names in POOLS.items()
         if set(names) <= urls.keys()
     ]
+    routes = [{"name": name, "prefix": f"/{name}", "url": f"{tool.url}/{name}"} for name in get_args(Tool)]
     return parse_config(
         {
             "ingress": {"address": "127.0.0.1", "port": 0},
@@ -168,6 +177,7 @@ def _build_config(engines: dict[str, SimProcess], link: Link | None, journal: di
             "shutdown": {"grace": "0s"},
             "journal": journal,
             "lease": lease,
+            "tools": {"listener": {"port": 0}, "routes": routes},
             "pools": pools,
         },
         "scenarios",
