@@ -153,7 +153,6 @@ class App:
             self.clock,
             observer,
             timeout_s=config.journal.timeout,
-            beat_timeout_s=policy.lease.renew_s,
         )
         self._run(journal.run(), observer)
         ownership = self._ownership = Ownership(journal, self.clock, policy.lease)

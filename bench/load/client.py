@@ -10,10 +10,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import aiohttp
 
@@ -25,6 +25,12 @@ _CONNECTION_LOST: Final = (
     aiohttp.ClientOSError,
     aiohttp.ClientResponseError,
 )
+
+
+Kind = Literal["plain", "keyed", "chat"]
+"""`keyed`: with an idempotency key, which its client repeats for as long as it is told when to come back.
+`chat`: of that traffic class."""
+MAX_TRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class Load:
     max_tokens: int = 64
     hang_s: float = 60.0
     """A request that takes longer hangs."""
+    kinds: Sequence[Kind] = ("plain",)
+    """Of the requests, one after the other, and again."""
 
 
 class Prompts:
@@ -94,17 +102,47 @@ async def _ask_until(
     found: list[Seen],
 ) -> None:
     while time.monotonic() < stop_at:
-        found.append(await _ask(http, load, prompts, f"{load.name}-{next(numbers)}"))
+        number = next(numbers)
+        name, kind = f"{load.name}-{number}", load.kinds[number % len(load.kinds)]
+        body = prompts.take(name)
+        if kind == "keyed":
+            found += await _ask_with_key(http, load, body, name)
+        else:
+            headers = {"x-request-class": kind} if kind == "chat" else {}
+            found.append(await _ask(http, load, body, name, headers))
 
 
-async def _ask(http: aiohttp.ClientSession, load: Load, prompts: Prompts, request_id: str) -> Seen:
-    body = prompts.take(request_id)
-    facts: dict[str, object] = {"request_id": request_id, "sent_sha256": hashlib.sha256(body).hexdigest()}
+async def _ask_with_key(http: aiohttp.ClientSession, load: Load, body: bytes, name: str) -> list[Seen]:
+    """Each try of one key, as an SDK makes them."""
+    tries: list[Seen] = []
+    while len(tries) < MAX_TRIES:
+        request_id = f"{name}-{len(tries)}" if tries else name
+        tries.append(await _ask(http, load, body, request_id, {"idempotency-key": name}))
+        wait_s = _read_retry_after_s(tries[-1])
+        if wait_s is None:
+            break
+        await asyncio.sleep(wait_s)
+    return tries
+
+
+def _read_retry_after_s(seen: Seen) -> float | None:
+    told = [hint.removeprefix("retry-after: ") for hint in seen.hint.split(", ") if "retry-after" in hint]
+    return float(told[0]) if told else None
+
+
+async def _ask(
+    http: aiohttp.ClientSession, load: Load, body: bytes, request_id: str, asked: Mapping[str, str]
+) -> Seen:
+    facts: dict[str, object] = {
+        "request_id": request_id,
+        "sent_sha256": hashlib.sha256(body).hexdigest(),
+        "key": asked.get("idempotency-key", ""),
+    }
     received = bytearray()
     started = time.monotonic()
     try:
         async with asyncio.timeout(load.hang_s):
-            headers = {"content-type": "application/json", "x-request-id": request_id}
+            headers = {"content-type": "application/json", "x-request-id": request_id, **asked}
             async with http.post(f"{load.url}/v1/chat/completions", data=body, headers=headers) as answer:
                 facts |= _read_headers(answer)
                 async for chunk in answer.content.iter_any():
@@ -128,6 +166,7 @@ def _read_headers(answer: aiohttp.ClientResponse) -> dict[str, object]:
         "operation_id": headers.get("x-operation-id", ""),
         "attempts": int(headers.get("x-attempt-count", "0")),
         "hint": ", ".join(hints),
+        "recorded": headers.get("x-operation-recorded") != "false",
     }
 
 

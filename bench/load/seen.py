@@ -55,6 +55,10 @@ class Seen:
     detail: str = ""
     first_byte_s: float | None = None
     total_s: float = 0.0
+    key: str = ""
+    """The idempotency key that it was sent with."""
+    recorded: bool = True
+    """Whether the answer does not say that the journal was not told of it."""
 
 
 @dataclass(slots=True)

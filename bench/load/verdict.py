@@ -26,6 +26,8 @@ class Policy:
     max_attempts: int = 2
     budget_binds: bool = False
     """Whether more attempts may be lost at once than the retry budget lets be replayed at once."""
+    store_may_be_down: bool = False
+    """Whether the journal's store may take nothing for a while, and requests are refused for that."""
     others_may_be_out: bool = False
     """Whether all other replicas may be known to be out when one is lost, and nobody is left to replay at."""
 
@@ -47,6 +49,8 @@ class Verdict:
     """Complete answers that took more than one attempt."""
     without_done: int = 0
     """Complete answers whose replica was killed before its `[DONE]`."""
+    unrecorded: int = 0
+    """Answers that went on without the journal."""
     lost_on_the_way: int = 0
     """Refused after a first delta was recorded: it was lost with its replica, inside the gateway."""
     complaints: list[str] = field(default_factory=list)
@@ -95,6 +99,10 @@ def _judge_one(
         verdict.ends["hung" if seen.body_end is BodyEnd.HUNG else "untrue"] += 1
         return [f"{untrue}; journal: {[_shorten(one) for one in operations]}"]
     verdict.ends[end] += 1
+    if policy.store_may_be_down and end is StreamEnd.REFUSED:
+        return _judge_outage(seen, operations, verdict)
+    if not seen.recorded:
+        return _judge_unrecorded(seen, operations, verdict)
     if end is StreamEnd.REFUSED and not operations and not seen.operation_id:
         return _judge_unopened(seen, policy, verdict)
     if len(operations) != 1:
@@ -118,6 +126,53 @@ def _judge_one(
     verdict.without_done += end is StreamEnd.COMPLETE and not read_stream(seen.body).done
     verdict.lost_on_the_way += end is StreamEnd.REFUSED and operation["first_delta_sent"]
     return complaints
+
+
+OUTAGE: Final = frozenset({"upstream_unavailable", "operation_in_progress"})
+"""How a gateway refuses whose store is down, or was when an earlier try under the same key ran."""
+
+
+def _judge_outage(seen: Seen, operations: list[dict[str, Any]], verdict: Verdict) -> list[str]:
+    """A refusal while the store may be down: it says when to come back. Where the operation has begun all the
+    same, the journal says that nothing was delivered."""
+    code = read_refusal(seen)["code"]
+    verdict.codes[f"{code}/store"] += 1
+    complaints = []
+    if code not in OUTAGE or "retry-after" not in seen.hint:
+        complaints.append(f"refused with {code}, hint {seen.hint!r}, and nobody was killed but the store")
+    complaints += [
+        f"refused, and the journal says that a part was delivered: {_shorten(one)}"
+        for one in operations
+        if one["state"] != "failed" or one["delivered_deltas"] or len(operations) > 1
+    ]
+    return complaints
+
+
+def _judge_unrecorded(seen: Seen, operations: list[dict[str, Any]], verdict: Verdict) -> list[str]:
+    """It went on without the journal, which says nothing of it, or the truth: it may have been told later."""
+    verdict.unrecorded += 1
+    deltas = read_stream(seen.body).deltas
+    complaints = [
+        f"went on unrecorded, and the journal says otherwise: {_shorten(one)}"
+        for one in operations
+        if one["state"] != "completed" or one["delivered_deltas"] != deltas
+    ]
+    if seen.key:
+        complaints.append("went on unrecorded, and has a key")
+    return complaints
+
+
+def check_keys(found: Sequence[Seen]) -> list[str]:
+    """No key was answered twice, or refused for good."""
+    by_key: dict[str, list[Seen]] = {}
+    for seen in found:
+        if seen.key:
+            by_key.setdefault(seen.key, []).append(seen)
+    return [
+        f"{key}: {[(one.request_id, one.status, one.hint) for one in tries]}"
+        for key, tries in by_key.items()
+        if [one.status for one in tries if one.status == 200] != [200] or tries[-1].status != 200
+    ]
 
 
 def _judge_unopened(seen: Seen, policy: Policy, verdict: Verdict) -> list[str]:

@@ -14,6 +14,7 @@ A call that was given up may have reached the store, and may still be done there
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -43,17 +44,15 @@ _Work = Callable[[], Awaitable[_Result]]
 class GuardedStore:
     """`ports.Store` around another. Used from one event loop; `run` is to be kept running beside it."""
 
-    def __init__(
-        self, store: Store, clock: Clock, observer: Observer, *, timeout_s: float, beat_timeout_s: float
-    ) -> None:
-        """`beat_timeout_s`: shorter than a seat is kept without a beat, so that another follows in time."""
+    def __init__(self, store: Store, clock: Clock, observer: Observer, *, timeout_s: float) -> None:
         self._store = store
         self._clock = clock
         self._observer = observer
         self._timeout_s = timeout_s + OWN_WORDS_S
-        self._beat_timeout_s = min(self._timeout_s, beat_timeout_s)
         self._down_since: float | None = None
         self._silent = False
+        self._worked_at = -math.inf
+        """When a write was last done, or refused by what the store holds."""
         self._is_down = asyncio.Event()
         self._beat: tuple[SeatId, int] | None = None
         """The seat of this gateway, and the last number it was to be kept with."""
@@ -79,19 +78,20 @@ class GuardedStore:
         """Ask once whether it works again."""
         if self._beat is not None:
             with contextlib.suppress(JournalUnavailable, SeatLost):  # the state has changed, or stands
-                await self._write_always(partial(self._store.beat, *self._beat), self._timeout_s)
+                await self._write_always(partial(self._store.beat, *self._beat))
 
     # --- the bound, and what it tells ---------------------------------------------------------
 
     async def _write(self, work: _Work[_Result]) -> _Result:
         self._refuse_while_silent()
-        return await self._write_always(work, self._timeout_s)
+        return await self._write_always(work)
 
-    async def _write_always(self, work: _Work[_Result], limit_s: float) -> _Result:
+    async def _write_always(self, work: _Work[_Result]) -> _Result:
+        asked_at = self._clock.now()
         try:
-            result = await self._bound(work, limit_s)
+            result = await self._bound(work)
         except JournalUnavailable as fault:
-            self._note_lost(str(fault))
+            self._note_lost(fault, asked_at)
             raise
         except (NotOwner, SeatLost):
             self._note_back()
@@ -102,22 +102,22 @@ class GuardedStore:
     async def _read(self, work: _Work[_Result]) -> _Result:
         """A look that a request waits for. Reads may work where writes do not: an answer tells nothing."""
         self._refuse_while_silent()
-        return await self._bound(work, self._timeout_s)
+        return await self._bound(work)
 
-    async def _bound(self, work: _Work[_Result], limit_s: float) -> _Result:
+    async def _bound(self, work: _Work[_Result]) -> _Result:
         asked_at = self._clock.now()
         try:
-            async with asyncio.timeout(limit_s) as limit:
+            async with asyncio.timeout(self._timeout_s) as limit:
                 return await work()
         except TimeoutError:
             if not limit.expired():
                 raise
-            fault = JournalUnavailable(f"the store has not answered within {limit_s:g} s")
-            self._note_silent(fault)
+            fault = JournalUnavailable(f"the store has not answered within {self._timeout_s:g} s")
+            self._note_silent(fault, asked_at)
             raise fault from None
         except JournalUnavailable as fault:
             if self._clock.now() - asked_at > SLOW_REFUSAL_S:
-                self._note_silent(fault)
+                self._note_silent(fault, asked_at)
             raise
 
     async def _look(self, work: _Work[_Result]) -> _Result:
@@ -133,17 +133,19 @@ class GuardedStore:
         if self._silent:
             raise StoreSilent("the store gives no answers")
 
-    def _note_silent(self, fault: JournalUnavailable) -> None:
-        self._silent = True
-        self._note_lost(str(fault))
+    def _note_silent(self, fault: JournalUnavailable, asked_at: float) -> None:
+        self._silent |= asked_at >= self._worked_at
+        self._note_lost(fault, asked_at)
 
-    def _note_lost(self, why: str) -> None:
-        if self._down_since is None:
+    def _note_lost(self, fault: JournalUnavailable, asked_at: float) -> None:
+        # What was asked before the last answer came is of an outage that is over.
+        if self._down_since is None and asked_at >= self._worked_at:
             self._down_since = self._clock.now()
             self._is_down.set()
-            self._observer.note(step.StoreLost(why))
+            self._observer.note(step.StoreLost(str(fault)))
 
     def _note_back(self) -> None:
+        self._worked_at = self._clock.now()
         self._silent = False
         if self._down_since is None:
             return
@@ -183,13 +185,13 @@ class GuardedStore:
         return await self._write(partial(self._store.take_over, operation_id, seen, owner, at))
 
     async def take_seat(self, gateway: str) -> SeatId:
-        seat = await self._write_always(partial(self._store.take_seat, gateway), self._timeout_s)
+        seat = await self._write_always(partial(self._store.take_seat, gateway))
         self._beat = seat, 1
         return seat
 
     async def beat(self, seat: SeatId, number: int) -> None:
         self._beat = seat, number
-        await self._write_always(partial(self._store.beat, seat, number), self._beat_timeout_s)
+        await self._write_always(partial(self._store.beat, seat, number))
 
     async def read_seats(self) -> Mapping[SeatId, int]:
         return await self._read(self._store.read_seats)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.load.seen import BodyEnd, Seen, StreamEnd, Untrue, judge
-from bench.load.verdict import Policy, check_generations, judge_run
+from bench.load.verdict import Policy, check_generations, check_keys, judge_run
 
 TOKENS = 3
 
@@ -215,3 +215,49 @@ def test_a_generation_that_the_journal_does_not_know_is_complained_about() -> No
     assert check_generations(asked[:1], [operation()]) == []
     assert check_generations(asked, [operation()])
     assert check_generations([{"request_id": "r9"}], [operation()])
+
+
+# --- a store that is down -------------------------------------------------------------------
+
+OUTAGE = Policy(store_may_be_down=True)
+TOLD = replace(refusal(), hint="retry-after: 2", operation_id="")
+UNRECORDED = replace(stream(WHOLE), recorded=False)
+
+
+def completed(**changes: object) -> dict[str, object]:
+    attempts = [{"attempt": 1, "replica": "a", "outcome": "completed"}]
+    whole = {"state": "completed", "ending": "finished", "delivered_deltas": 3, "error": None}
+    return operation(**whole, attempts=attempts, **changes)
+
+
+def test_a_refusal_while_the_store_may_be_down_says_when_to_come_back() -> None:
+    assert judge_run([TOLD], [], TOKENS, OUTAGE).complaints == []
+    nothing = operation(delivered_deltas=0)
+    assert judge_run([TOLD], [nothing], TOKENS, OUTAGE).complaints == []
+    for untrue in (replace(TOLD, hint=""), replace(refusal("no_ready_replica"), hint="retry-after: 2")):
+        assert judge_run([untrue], [], TOKENS, OUTAGE).complaints
+
+
+def test_a_refusal_of_what_was_delivered_is_untrue() -> None:
+    assert judge_run([TOLD], [operation()], TOKENS, OUTAGE).complaints
+    assert judge_run([TOLD], [completed()], TOKENS, OUTAGE).complaints
+
+
+def test_an_answer_that_was_acknowledged_and_is_not_found_is_a_complaint() -> None:
+    assert judge_run([stream(WHOLE)], [completed()], TOKENS, OUTAGE).complaints == []
+    assert judge_run([stream(WHOLE)], [], TOKENS, OUTAGE).complaints
+
+
+def test_what_went_on_unrecorded_need_not_be_found_and_may_have_no_key() -> None:
+    verdict = judge_run([UNRECORDED], [], TOKENS, OUTAGE)
+    assert (verdict.complaints, verdict.unrecorded) == ([], 1)
+    assert judge_run([UNRECORDED], [completed()], TOKENS, OUTAGE).complaints == []
+    assert judge_run([UNRECORDED], [operation()], TOKENS, OUTAGE).complaints
+    assert judge_run([replace(UNRECORDED, key="k")], [], TOKENS, OUTAGE).complaints
+
+
+def test_a_key_is_answered_once_and_at_last() -> None:
+    refused, answered = replace(TOLD, key="k"), replace(stream(WHOLE), key="k")
+    assert check_keys([stream(WHOLE), refused, answered]) == []
+    for tries in ([answered, answered], [refused], [answered, refused]):
+        assert len(check_keys(tries)) == 1

@@ -68,7 +68,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> 
         return await RedisJournal.open(RedisPlace(nodes=(("127.0.0.1", server.port),)), prefix)
 
     async def open_guarded() -> ports.Store:
-        return GuardedStore(in_memory, ManualClock(), Watcher(), timeout_s=3.0, beat_timeout_s=2.0)
+        return GuardedStore(in_memory, ManualClock(), Watcher(), timeout_s=3.0)
 
     stores = {
         "memory": Store("memory", False, True, open_memory),

@@ -84,9 +84,7 @@ class Guarded:
 
     def __init__(self) -> None:
         self.inner, self.clock, self.watcher = Ailing(), ManualClock(), Watcher()
-        self.store = GuardedStore(
-            self.inner, self.clock, self.watcher, timeout_s=LIMIT_S, beat_timeout_s=LIMIT_S
-        )
+        self.store = GuardedStore(self.inner, self.clock, self.watcher, timeout_s=LIMIT_S)
         self.backs = 0
         self.store.on_back(self.count_back)
         self.seat = SeatId("")
@@ -162,6 +160,22 @@ async def test_one_that_takes_its_time_to_refuse_makes_nobody_else_wait_for_that
             await guarded.begin()
         assert guarded.store.down
         assert guarded.inner.asked == [work]
+
+
+async def test_what_fails_late_of_an_outage_that_is_over_begins_no_other() -> None:
+    guarded = await Guarded().start()
+    guarded.inner.hangs = True
+    late = [asyncio.ensure_future(call) for call in (guarded.begin("op_2"), guarded.store.find_by_key(*KEY))]
+    while len(guarded.inner.asked) < len(late):
+        await asyncio.sleep(0)
+    guarded.inner.hangs = False  # and those two are still on their way
+    guarded.clock.advance(0.1)
+    await guarded.begin()
+    for one in late:
+        with pytest.raises(JournalUnavailable):
+            await one
+    assert guarded.notes == []
+    await guarded.begin("op_3")
 
 
 async def test_a_beat_reaches_a_silent_store_and_its_answer_ends_the_silence() -> None:
@@ -250,9 +264,7 @@ async def test_a_timeout_of_the_stores_own_is_not_taken_for_ours() -> None:
 
     guarded = Guarded()
     guarded.inner = Odd()
-    store = GuardedStore(
-        guarded.inner, guarded.clock, guarded.watcher, timeout_s=LIMIT_S, beat_timeout_s=LIMIT_S
-    )
+    store = GuardedStore(guarded.inner, guarded.clock, guarded.watcher, timeout_s=LIMIT_S)
     with pytest.raises(TimeoutError, match="of something within"):
         await store.begin(begun(), SeatId("gw/1"))
     assert not store.down
