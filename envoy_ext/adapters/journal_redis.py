@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from redis.exceptions import RedisClusterException, RedisError
 
+from envoy_ext.adapters import journal_redis_archive as archive
 from envoy_ext.adapters import journal_redis_ledger as ledger
 from envoy_ext.adapters import journal_redis_scripts as scripts
 from envoy_ext.adapters.journal_codec import decode_record, encode_record
@@ -33,9 +34,12 @@ from envoy_ext.domain.operation import Operation, build_operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, OperationEnded, OwnershipTaken, Record, find_operation
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall, check_end
+from envoy_ext.ports import NO_OPERATION, StoreSize
 
 PAGE: Final = 256
 """Operations that one call lists: Redis serves nobody else meanwhile."""
+FORGOTTEN_AT_ONCE: Final = 64
+"""Operations that one call removes, for the same reason: each may have an answer and tool calls."""
 OPEN_S: Final = 5.0
 """How long the look at the server may take when a journal is opened."""
 
@@ -46,7 +50,7 @@ def mint_suffix() -> str:
 
 
 class RedisJournal:
-    """`ports.Store` at a Redis server, for any number of gateways.
+    """`ports.Store` and `ports.Archive` at a Redis server, for any number of gateways.
 
     To be used from the event loop it was opened in.
     A call that is cancelled while it waits is done all the same: what it records may already have happened.
@@ -134,6 +138,7 @@ class RedisJournal:
             encode(begun.operation_id),
             encode(owner),
             b"" if after is None else b"=" + encode(after),
+            repr(begun.at),
             digest,
             encode(begun.operation_id if begun.ledger_id is None else begun.ledger_id),
             encode_record(begun),
@@ -152,12 +157,10 @@ class RedisJournal:
         operation_id = find_operation(records)
         if operation_id is None:
             return
-        ends = any(isinstance(record, OperationEnded) for record in records)
+        ends = next((repr(record.at) for record in records if isinstance(record, OperationEnded)), "")
         bodies = [encode_record(record) for record in records]
         kept = b"" if answer is None else ledger.encode_answer(answer)
-        status, *_ = await self._write(
-            scripts.APPEND, encode(operation_id), str(token), "1" if ends else "0", kept, *bodies
-        )
+        status, *_ = await self._write(scripts.APPEND, encode(operation_id), str(token), ends, kept, *bodies)
         if status == scripts.NOT_OWNER:
             raise NotOwner(f"{operation_id} belongs to another gateway, or to none")
 
@@ -176,12 +179,11 @@ class RedisJournal:
         return self._fold(records[0])
 
     async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
-        return await self._read_kept(operation_id, scripts.ANSWER)
+        return await self._read_kept(b"op:" + encode(operation_id), "answer")
 
-    async def _read_kept(self, operation_id: OperationId, name: str) -> KeptAnswer | None:
+    async def _read_kept(self, key: bytes, name: str) -> KeptAnswer | None:
         self._refuse_when_closed()
-        key = self._base.encode() + b"answers:" + encode(operation_id)
-        kept = await self._reads.submit(None, "HGET", key, encode(name))
+        kept = await self._reads.submit(None, "HGET", self._base.encode() + key, encode(name))
         return None if kept is None else ledger.decode_answer(kept)
 
     # --- the tool ledger ----------------------------------------------------------------------
@@ -203,7 +205,7 @@ class RedisJournal:
         return ledger.read_ledger(await self._reads.submit(None, "HGETALL", key)).calls
 
     async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
-        return await self._read_kept(ledger_id, ledger.name_result(call_id))
+        return await self._read_kept(b"results:" + encode(ledger_id), call_id)
 
     # --- seats --------------------------------------------------------------------------------
 
@@ -227,6 +229,33 @@ class RedisJournal:
         self._refuse_when_closed()
         gone: int = await self._write(scripts.REMOVE_SEAT, encode(seat), str(number))
         return gone == 1
+
+    # --- what has been --------------------------------------------------------------------------
+
+    async def forget(self, before: float, limit: int) -> int:
+        self._refuse_when_closed()
+        forgotten = 0
+        while (left := min(limit - forgotten, FORGOTTEN_AT_ONCE)) > 0:
+            by = secrets.token_hex(8)
+            gone: int = await self._write(archive.FORGET, repr(before), str(left), by)
+            forgotten += gone
+            if gone < left:
+                break
+        return forgotten
+
+    async def measure(self) -> StoreSize:
+        return StoreSize(await self._read(archive.COUNT))
+
+    async def list_since(self, at: float, limit: int, after: OperationId = NO_OPERATION) -> list[Operation]:
+        self._refuse_when_closed()
+        found: list[Operation] = []
+        while (left := min(limit - len(found), PAGE)) > 0:
+            page = await self._read(archive.SINCE, repr(at), encode(after), str(left))
+            found += [self._fold(records) for records in page]
+            if len(page) < left:
+                break
+            at, after = found[-1].created_at, found[-1].operation_id
+        return found
 
     # --- lookups ------------------------------------------------------------------------------
 

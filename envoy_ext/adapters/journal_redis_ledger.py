@@ -20,7 +20,6 @@ from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.tool_calls import (
     CallEnd,
-    CallId,
     CallRefusal,
     CallRefused,
     Claim,
@@ -51,15 +50,15 @@ local id, count, ledger, version, place, by, body, name, result = unpack(ARGV, 2
 if call('HGET', calls_of(ledger), place .. ' by') == by then return '{DONE.decode()}' end
 if (call('HGET', calls_of(ledger), 'version') or '0') ~= version then return 'changed' end
 if count ~= '' and call('LLEN', records_of(id)) ~= tonumber(count) then return 'changed' end
-call('HLEN', answers_of(ledger))
+call('HLEN', results_of(ledger))
 call('HINCRBY', calls_of(ledger), 'version', 1)
 call('HSET', calls_of(ledger), place, body, place .. ' by', by)
-if result ~= '' then call('HSET', answers_of(ledger), name, result) end
+if result ~= '' then call('HSET', results_of(ledger), name, result) end
 return '{DONE.decode()}'
 """,
 )
 """An operation and how many records it had ("" where that does not matter), the ledger and its version, the
-place of the call, the name of this write, the call; the name of its result, and the result ("" for none)."""
+place of the call, the name of this write, the call; its id, and its result ("" for none)."""
 
 
 class Asking(Protocol):
@@ -100,7 +99,7 @@ async def write_end(
         if call is None or (ended := end_call(call, end)) == call:
             return False
         put = [b"", b"", encode(ledger_id), *ledger.build_write(ended, by)]
-        if await write(PUT, *put, encode(name_result(end.call_id)), kept) == DONE:
+        if await write(PUT, *put, encode(end.call_id), kept) == DONE:
             return True
     raise JournalUnavailable("the end of a tool's call was overtaken again and again by others")
 
@@ -132,11 +131,6 @@ def read_pairs(fields: Sequence[bytes] | Mapping[bytes, bytes]) -> list[tuple[by
     if isinstance(fields, Mapping):
         return list(fields.items())
     return list(zip(fields[::2], fields[1::2], strict=True))
-
-
-def name_result(call_id: CallId) -> str:
-    """What a call's result is called among the kept answers: never as the operation's own."""
-    return f"of {call_id}"
 
 
 def encode_answer(answer: KeptAnswer) -> bytes:

@@ -8,17 +8,23 @@ done.
 All keys of a journal begin with `{prefix}:`. The braces are a hash tag, which puts them into one slot of a
 Redis Cluster; a script is told the first key and names the others itself.
 
-    {prefix}:journal        hash    schema; how many operations have begun; how many seats were given out
+    {prefix}:journal        hash    schema; how many operations have begun; how many seats were given out;
+                                    `forgot`, what the last call removed that forgets
     {prefix}:seats          hash    each seat that is there, and the number of its last beat
     {prefix}:begun          zset    every operation, by its place in the order of begin
+    {prefix}:created        zset    every operation, by the time of its begin
+    {prefix}:ended          zset    those that have ended, by the time of their end: each as its place and id
     {prefix}:keys           hash    digest of caller, path and key hash -> the newest operation under them
-    {prefix}:op:ID          hash    seq, owner, token, ledger, key; `ended` when an end is among the records
+    {prefix}:uses           hash    a ledger -> how many operations have it, but for the one it is named after
+    {prefix}:op:ID          hash    seq, owner, token; `ledger`, unless it is its own; `ended`, when an end is
+                                    among the records; `key`, its digest, and `older` and `newer`, its
+                                    neighbours under it; `answer`, what is kept of it
     {prefix}:records:ID     list    the records, oldest first, as `journal_codec` writes them
     {prefix}:open:SEAT      zset    the operations a seat owns that have not ended, in the order of begin
     {prefix}:owners         set     the seats that have such operations
     {prefix}:calls:ID       hash    a ledger: `version`, which grows with each write; `N`, its Nth call as
                                     `tool_call_codec` writes it; `N by`, the write that it is from
-    {prefix}:answers:ID     hash    what is kept whole: `answer`, of the operation; `of CALL`, a call's result
+    {prefix}:results:ID     hash    of the calls of a ledger -> what each has answered
 """
 
 import hashlib
@@ -32,8 +38,6 @@ NOT_OWNER: Final = b"not owner"
 SEAT_LOST: Final = b"seat lost"
 HELD: Final = b"held"
 """The key has another operation; its records follow."""
-ANSWER: Final = "answer"
-"""The name of an operation's own answer among those kept; a tool's result is named after its call."""
 LATER_SCHEMA: Final = "LATERSCHEMA"
 """How the error begins that a script answers when a later release has written the journal."""
 
@@ -55,12 +59,13 @@ _PRELUDE: Final = f"""
 local base = ARGV[1]
 local call = redis.call
 local journal, seats, owners = base .. 'journal', base .. 'seats', base .. 'owners'
-local begun, keys = base .. 'begun', base .. 'keys'
+local begun, created, ended_at = base .. 'begun', base .. 'created', base .. 'ended'
+local keys, uses = base .. 'keys', base .. 'uses'
 local function op_of(id) return base .. 'op:' .. id end
 local function records_of(id) return base .. 'records:' .. id end
 local function open_of(seat) return base .. 'open:' .. seat end
 local function calls_of(id) return base .. 'calls:' .. id end
-local function answers_of(id) return base .. 'answers:' .. id end
+local function results_of(id) return base .. 'results:' .. id end
 local schema = call('HGET', journal, 'schema')
 if schema and tonumber(schema) ~= {SCHEMA_VERSION} then
   return redis.error_reply('{LATER_SCHEMA} ' .. schema)
@@ -85,30 +90,41 @@ def build_script(name: str, body: str) -> Script:
 BEGIN: Final = build_script(
     "begin",
     f"""
-local id, owner, after, digest, ledger, first, second = unpack(ARGV, 2)
+local id, owner, after, at, digest, ledger, first, second = unpack(ARGV, 2)
 if call('HEXISTS', seats, owner) == 0 then return {{'{SEAT_LOST.decode()}'}} end
 local known = call('HGET', op_of(id), 'owner')
 if known then return {{known == owner and '{DONE.decode()}' or '{NOT_OWNER.decode()}'}} end
+local holder
 if digest ~= '' then
-  local holder = call('HGET', keys, digest)
+  holder = call('HGET', keys, digest)
   if holder and ('=' .. holder) ~= after then return {{'{HELD.decode()}', read_records(holder)}} end
 end
-call('ZCARD', begun); call('LLEN', records_of(id)); call('ZCARD', open_of(owner)); call('SCARD', owners)
+call('ZCARD', begun); call('ZCARD', created); call('HLEN', uses); call('LLEN', records_of(id))
+call('ZCARD', open_of(owner)); call('SCARD', owners)
+if holder then call('HLEN', op_of(holder)) end
 local seq = call('HINCRBY', journal, 'begun', 1)
 if not schema then call('HSET', journal, 'schema', {SCHEMA_VERSION}) end
 call('HSET', op_of(id), 'seq', seq, 'owner', owner, 'token', 1)
-if ledger ~= id then call('HSET', op_of(id), 'ledger', ledger) end
+if ledger ~= id then
+  call('HSET', op_of(id), 'ledger', ledger)
+  call('HINCRBY', uses, ledger, 1)
+end
 call('RPUSH', records_of(id), first, second)
 call('ZADD', begun, seq, id)
+call('ZADD', created, at, id)
 own(owner, id, seq)
 if digest ~= '' then
   call('HSET', op_of(id), 'key', digest)
+  if holder then
+    call('HSET', op_of(id), 'older', holder)
+    call('HSET', op_of(holder), 'newer', id)
+  end
   call('HSET', keys, digest, id)
 end
 return {{'{DONE.decode()}'}}
 """,
 )
-"""id, owner, after ("" or "=" and an id), digest ("" without a key), ledger, its record, the owner's."""
+"""id, owner, after ("" or "=" and an id), unix time, digest ("" without a key), ledger, two records."""
 
 APPEND: Final = build_script(
     "append",
@@ -117,17 +133,18 @@ local id, token, ends, answer = unpack(ARGV, 2, 5)
 local seq, owner, has, ended = unpack(call('HMGET', op_of(id), 'seq', 'owner', 'token', 'ended'))
 if not has or tonumber(has) ~= tonumber(token) then return {{'{NOT_OWNER.decode()}'}} end
 call('LLEN', records_of(id)); call('ZCARD', open_of(owner)); call('SCARD', owners)
-call('HLEN', answers_of(id))
+call('ZCARD', ended_at)
 for place = 6, #ARGV do call('RPUSH', records_of(id), ARGV[place]) end
-if ends == '1' and not ended then
+if ends ~= '' and not ended then
   call('HSET', op_of(id), 'ended', 1)
+  call('ZADD', ended_at, ends, string.format('%016d:%s', seq, id))
   disown(owner, id)
 end
-if answer ~= '' then call('HSETNX', answers_of(id), '{ANSWER}', answer) end
+if answer ~= '' then call('HSETNX', op_of(id), 'answer', answer) end
 return {{'{DONE.decode()}'}}
 """,
 )
-"""id, token, "1" when an end is among them, the answer to keep ("" for none), the records."""
+"""id, token, the time of the end among them ("" for none), the answer to keep ("" for none), the records."""
 
 TAKE_OVER: Final = build_script(
     "take_over",

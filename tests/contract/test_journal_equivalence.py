@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ async def answer_of(journal: Journal, call: Call) -> object:
         return type(refusal)
 
 
-async def ask_everything(journal: Journal, *, of_the_past: bool) -> list[Any]:
+async def ask_everything(journal: Journal) -> list[Any]:
     """The answers to every question there is about these few operations."""
     answers: list[Any] = [await journal.get(operation_id) for operation_id in OPERATION_IDS]
     answers += [
@@ -98,33 +99,30 @@ async def ask_everything(journal: Journal, *, of_the_past: bool) -> list[Any]:
         calls = await journal.read_calls(operation_id)
         answers.append(calls)
         answers += [await journal.read_result(operation_id, call.call_id) for call in calls]
-    if of_the_past:
-        answers += [await journal.list_since(at, limit) for at in (0.0, 1e9, 3e9) for limit in (-1, 1, 10)]
-        answers += [await journal.list_since(one.created_at, 2, one.operation_id) for one in answers[-1]]
-        answers.append((await journal.measure()).operations)
+    answers += [await journal.list_since(at, limit) for at in (0.0, 1e9, 3e9) for limit in (-1, 1, 10)]
+    answers += [await journal.list_since(one.created_at, 2, one.operation_id) for one in answers[-1]]
+    answers.append((await journal.measure()).operations)
     return answers
 
 
-async def call_and_compare(called: list[Call], path: Path, place: RedisPlace | None) -> None:
+async def call_and_compare(called: list[Call], path: Path, place: RedisPlace) -> None:
     memory = MemoryJournal()
-    others: list[Journal] = [await SqliteJournal.open(path)]
-    if place is not None:
-        others.append(await RedisJournal.open(place, f"equal-{next(EXAMPLES)}", suffix=lambda: ""))
-    of_the_past = place is None
+    redis = await RedisJournal.open(place, f"equal-{next(EXAMPLES)}", suffix=lambda: "")
+    others: list[Journal] = [await SqliteJournal.open(path), redis]
     try:
         for call in called:
             expected = await answer_of(memory, call)
             for other in others:
                 assert await answer_of(other, call) == expected
-        answers = await ask_everything(memory, of_the_past=of_the_past)
+        answers = await ask_everything(memory)
         for other in others:
-            assert await ask_everything(other, of_the_past=of_the_past) == answers
+            assert await ask_everything(other) == answers
     finally:
         for other in others:
             await other.close()
     reader = await SqliteJournalReader.open(path)
     try:
-        assert await ask_everything(reader, of_the_past=of_the_past) == answers
+        assert await ask_everything(reader) == answers
     finally:
         await reader.close()
 
@@ -134,16 +132,14 @@ def some_calls(*kinds: str) -> st.SearchStrategy[list[Call]]:
     return several.map(lambda some: [lambda journal: journal.take_seat("gw"), *some])
 
 
-@settings(max_examples=60, deadline=None)
-@given(some_calls(*WRITES))
-def test_all_stores_answer_alike(redis: RedisServer, called: list[Call]) -> None:
+@pytest.mark.parametrize("kinds", [WRITES, (*WRITES, "forget", "forget")], ids=["that keep", "that forget"])
+def test_all_stores_answer_alike(redis: RedisServer, kinds: tuple[str, ...]) -> None:
     place = RedisPlace(nodes=(("127.0.0.1", redis.port),))
-    with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(call_and_compare(called, Path(directory) / "journal.db", place))
 
+    @settings(max_examples=60, deadline=None)
+    @given(some_calls(*kinds))
+    def answer_alike(called: list[Call]) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            asyncio.run(call_and_compare(called, Path(directory) / "journal.db", place))
 
-@settings(max_examples=60, deadline=None)
-@given(some_calls(*WRITES, "forget"))
-def test_stores_that_forget_answer_alike(called: list[Call]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(call_and_compare(called, Path(directory) / "journal.db", None))
+    answer_alike()

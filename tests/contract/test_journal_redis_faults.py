@@ -18,9 +18,9 @@ from envoy_ext.domain.ids import AttemptId, OperationId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallState, NewCall
-from tests.support.journals import keep, leave
+from tests.support.journals import keep, leave, use_everything
 from tests.support.losing_relay import LosingRelay
-from tests.support.records import START, attempt_ended, attempt_started, begun, ended, fold, owned
+from tests.support.records import START, attempt_ended, attempt_started, begun, ended, fold, owned, whole_life
 from tests.support.redis_server import RedisServer, redis_server
 
 SECRET = "s3cret-detail"
@@ -156,6 +156,17 @@ async def test_the_end_of_a_tool_call_whose_answer_is_lost_has_counted(
     assert relay.lost == 1
     assert await behind.read_result(OPERATION, claim.call.call_id) == KeptAnswer(200, (), b"sent")
     assert not await behind.end_call(OPERATION, end, KeptAnswer(200, (), b"another"))
+
+
+async def test_a_forgetting_whose_answer_is_lost_removes_no_more_than_was_asked_for(
+    behind: RedisJournal, relay: LosingRelay
+) -> None:
+    for number in range(6):
+        await keep(behind, whole_life(f"op_{number}"))
+    relay.lose = 1
+    assert await behind.forget(START + 1e6, 2) == 2
+    assert relay.lost == 1
+    assert (await behind.measure()).operations == 4
 
 
 async def test_a_server_whose_answers_all_get_lost_is_given_up(relay: LosingRelay, prefix: str) -> None:
@@ -320,6 +331,33 @@ async def test_a_full_memory_is_named_with_its_mend(server: RedisServer, journal
     await journal.append([ended()], FIRST_TOKEN)
 
 
+async def test_a_full_memory_can_be_helped_by_forgetting(server: RedisServer, journal: RedisJournal) -> None:
+    for number in range(3):
+        await keep(journal, whole_life(f"op_{number}", key_hash="key"))
+    with server.ask() as asked:
+        asked.config_set("maxmemory", "1")
+        assert await journal.forget(START + 1e6, 10) == 3
+        asked.config_set("maxmemory", "0")
+    assert (await journal.measure()).operations == 0
+
+
+async def test_what_is_forgotten_leaves_no_key_behind(server: RedisServer, journal: RedisJournal) -> None:
+    with server.ask() as asked:
+        for operation in ("op_1", "op_2"):
+            await use_everything(journal, operation, key=operation)
+        repeat = begun("op_3", key_hash="op_2", ledger_id=OperationId("op_2"))
+        await journal.begin(repeat, await journal.take_seat("gw"), OperationId("op_2"))
+        before = {one for one in asked.keys("*") if b"op_3" in one}
+        assert await journal.forget(START + 1e6, 1_000) == 2
+        left = {name.decode().removeprefix("{envoy-ext}:") for name in set(asked.keys("*")) - before}
+        of_one_that_runs = {"begun", "created", "keys", "uses", "owners", "calls:op_2", "results:op_2"}
+        seat = (await journal.read_seats()).popitem()[0]
+        assert left - {f"open:{seat}"} == {"journal", "seats"} | of_one_that_runs
+        await journal.append([ended("op_3")], FIRST_TOKEN)
+        assert await journal.forget(START + 1e6, 1_000) == 1
+        assert set(asked.keys("*")) == {b"{envoy-ext}:journal", b"{envoy-ext}:seats"}
+
+
 async def test_a_server_that_became_a_replica_is_named_until_it_is_a_master_again(
     server: RedisServer,
 ) -> None:
@@ -374,7 +412,9 @@ async def test_keys_of_another_program_are_named_and_left_alone(server: RedisSer
         assert asked.keys("*") == [b"{envoy-ext}:journal"]
 
 
-@pytest.mark.parametrize("key", ["begun", "owners", "keys", "records:op_1", "op:op_1", "seats", "open:SEAT"])
+@pytest.mark.parametrize(
+    "key", ["begun", "created", "owners", "keys", "uses", "records:op_1", "op:op_1", "seats", "open:SEAT"]
+)
 async def test_a_key_of_a_wrong_type_ends_a_call_before_it_has_written(
     server: RedisServer, journal: RedisJournal, key: str
 ) -> None:

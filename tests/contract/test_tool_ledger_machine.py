@@ -5,6 +5,7 @@ tool or has not, and every end that is told of it is true, or "unknown".
 """
 
 import asyncio
+import itertools
 import shutil
 import tempfile
 from collections import Counter
@@ -15,9 +16,17 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import event, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
+from envoy_ext.adapters.journal_redis import RedisJournal
+from envoy_ext.adapters.journal_redis_way import RedisPlace
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
 from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
@@ -34,7 +43,9 @@ from envoy_ext.domain.tool_calls import (
 )
 from envoy_ext.ports import Store
 from tests.support.records import START, attempt_ended, attempt_started, begun, ended
+from tests.support.redis_server import RedisServer
 
+PREFIXES = itertools.count(1)
 LEDGER = OperationId("op_1")
 GATEWAYS = st.integers(0, 1)
 
@@ -55,14 +66,14 @@ class Grant:
 
 
 class ToolLedgerMachine(RuleBasedStateMachine):
-    """Over memory alone; `BothStores` adds the file."""
+    """Over memory alone; `AllStores` adds the others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.memory = MemoryJournal(exclusive=False)
-        self.files: list[SqliteJournal] = []
-        """The SQLite store as each gateway has it open; empty where there is none."""
+        self.others: list[list[Store]] = []
+        """The other stores as each gateway has them open; empty where there are none."""
         self.operation, self.attempts = LEDGER, 0
         self.newest: AttemptId | None = None
         self.grants: list[Grant] = []
@@ -73,8 +84,8 @@ class ToolLedgerMachine(RuleBasedStateMachine):
     def ask(self, gateway: int, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
         """The answer, which is that of every store."""
         answer = self.runner.run(ask(self.memory))
-        if self.files:
-            assert self.runner.run(ask(self.files[gateway])) == answer
+        for other in self.others[gateway] if self.others else ():
+            assert self.runner.run(ask(other)) == answer
         return answer
 
     @initialize()
@@ -187,11 +198,16 @@ class ToolLedgerMachine(RuleBasedStateMachine):
             assert times <= max(n for (equal, _), n in self.had.items() if equal == fingerprint)
 
 
-class BothStores(ToolLedgerMachine):
-    """The file is open at two gateways; now and then the machine stops, and another goes on with its disk."""
+class AllStores(ToolLedgerMachine):
+    """The file, and the journal at Redis, are open at two gateways.
 
-    def __init__(self) -> None:
+    Now and then the machine of the file stops, and another goes on with its disk.
+    """
+
+    def __init__(self, redis: RedisServer) -> None:
         super().__init__()
+        self.place = RedisPlace(nodes=(("127.0.0.1", redis.port),))
+        self.prefix = f"ledger-{next(PREFIXES)}"
         self.directory = tempfile.TemporaryDirectory()
         self.lives = 0
         self.path.parent.mkdir()
@@ -202,10 +218,16 @@ class BothStores(ToolLedgerMachine):
         return Path(self.directory.name) / f"life-{self.lives}" / "journal.db"
 
     def open(self) -> None:
-        self.files = [self.runner.run(SqliteJournal.open(self.path, shared=True)) for _ in range(2)]
+        self.others = [[self.runner.run(one) for one in self.list_opens()] for _ in range(2)]
+
+    def list_opens(self) -> list[Coroutine[Any, Any, Store]]:
+        return [
+            SqliteJournal.open(self.path, shared=True),
+            RedisJournal.open(self.place, self.prefix, suffix=lambda: ""),
+        ]
 
     def close(self) -> None:
-        for one in self.files:
+        for one in itertools.chain(*self.others):
             self.runner.run(one.close())
 
     def teardown(self) -> None:
@@ -224,11 +246,14 @@ class BothStores(ToolLedgerMachine):
 
     @invariant()
     def the_ledgers_are_alike(self) -> None:
-        for gateway in range(len(self.files)):
+        for gateway in range(len(self.others)):
             self.ask(gateway, lambda store: store.read_calls(LEDGER))
 
 
 ToolLedgerMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
 TestToolLedger = ToolLedgerMachine.TestCase
-BothStores.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
-TestToolLedgerInBothStores = BothStores.TestCase
+
+
+def test_a_tool_acts_once_in_every_store(redis: RedisServer) -> None:
+    bounds = settings(max_examples=15, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(lambda: AllStores(redis), settings=bounds)
