@@ -1,6 +1,7 @@
 """The file of scenarios, the request that follows from a seed, and the files that a run leaves."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from envoy_ext.drills.scenarios.report import Run, build_input, load_evidence, s
 from envoy_ext.drills.scenarios.runner import choose
 from tests.support.scenario_evidence import REVISION, build_replayed
 
+DOC = Path(__file__).parent.parent.parent / "docs" / "scenarios.md"
 SCENARIO = Scenario(name="example", says="Something fails.", fault="hang", expect=build_replayed()[0])
 
 
@@ -26,6 +28,19 @@ def test_the_failure_policy_is_a_file_of_scenarios() -> None:
         "network_cut",
         "lost_after_a_tool_call",
     ]
+
+
+def test_the_scenario_that_the_docs_show_is_one_of_them(tmp_path: Path) -> None:
+    shown = re.search(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
+    assert shown is not None
+    (tmp_path / "shown.yaml").write_text(shown[1])
+    (scenario,) = read_scenarios(tmp_path / "shown.yaml").scenarios
+    assert scenario in read_scenarios().scenarios
+
+
+def test_the_docs_name_every_scenario() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (?:when|by) ", DOC.read_text(), re.MULTILINE)
+    assert rows == [scenario.name for scenario in read_scenarios().scenarios]
 
 
 @pytest.mark.parametrize(
