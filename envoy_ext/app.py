@@ -44,6 +44,7 @@ from envoy_ext.services.guarded_store import GuardedStore
 from envoy_ext.services.health import HealthState
 from envoy_ext.services.leases import Leases
 from envoy_ext.services.queues import Queues
+from envoy_ext.services.retention import Retention
 from envoy_ext.services.rooms import Rooms
 from envoy_ext.services.unrecorded import Unrecorded
 from envoy_ext.services.watching import Watcher
@@ -70,6 +71,7 @@ from envoy_ext.wiring.lease import LeaseDoors
 from envoy_ext.wiring.notes import count_xds, note_change
 from envoy_ext.wiring.ownership import Ownership
 from envoy_ext.wiring.resource import build_fixed_resources
+from envoy_ext.wiring.retention import RetentionNotes, build_retention_policy
 from envoy_ext.wiring.tools import build_tools, list_tools
 from envoy_ext.xds.kinds import Kind
 
@@ -158,6 +160,8 @@ class App:
         ownership = self._ownership = Ownership(journal, self.clock, policy.lease)
         for work in await ownership.start():
             self._run(work, observer)
+        retention = build_retention_policy(config.journal)
+        self._run(Retention(journal, self.clock, retention, RetentionNotes(metrics)).run(), observer)
         self.health.holds_seat = lambda: ownership.keeper.may_act
         goes_on = config.journal.on_unavailable == "continue_unrecorded"
         self.health.serves_without_store = lambda: goes_on and journal.down

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from envoy_ext.config.quantities import Duration, parse_duration
+from envoy_ext.config.quantities import Duration, Retention, SizeBetween, parse_duration
 from envoy_ext.config.section import ListOf, Matching, NotEmpty, Section, Word
 
 LONGEST_REPLICA_WAIT_S: Final = 5.0
@@ -172,6 +172,13 @@ class Journal(Section):
     on_unavailable: Literal["refuse", "continue_unrecorded"] = "refuse"
     """What happens to new work while the store is down: none of it is taken, or that of the classes
     whose `unrecorded` is true goes on without a record."""
+    retention: Retention = 7 * 86_400.0
+    """How long an operation is kept after its end, with its kept answer and the results of its tools' calls.
+    A key that comes again later begins a new operation."""
+    max_operations: Annotated[int, Field(ge=1_000, le=1_000_000_000)] | None = None
+    """Beyond it those that ended first go before their time. None: 1,000,000, and 50,000 in memory."""
+    max_bytes: Annotated[int, SizeBetween("16MiB", "1024GiB")] | None = None
+    """The same, by what they take in the file, or as text in memory. None: 4 GiB, and 256 MiB in memory."""
     url: Annotated[RedisUrlText | None, Field(repr=False)] = None
     """The Redis server, or a node of its cluster. A password may stand in it; a file is the better place."""
     sentinel: Sentinel | None = None

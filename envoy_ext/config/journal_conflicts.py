@@ -26,6 +26,7 @@ _OF_SQLITE: Final[dict[str, tuple[object, ...]]] = {
     "path": ("envoy-ext.db",),
     "synchronous": ("normal",),
 }
+_OF_REDIS_NEVER: Final[dict[str, tuple[object, ...]]] = {"max_bytes": ()}
 _OF_TLS: Final = ("ca_file", "cert_file", "key_file")
 
 
@@ -41,6 +42,9 @@ def find_journal_conflicts(journal: Mapping[object, object]) -> Iterator[tuple[L
     if store == "redis":
         for key in _list_said(journal, _OF_SQLITE):
             yield ("journal", key), "only a sqlite journal has this key: remove it"
+        for key in _list_said(journal, _OF_REDIS_NEVER):
+            message = "Redis does not tell what a journal takes there: set journal.max_operations instead"
+            yield ("journal", key), message
         yield from _find_place_conflicts(journal)
         yield from _find_login_conflicts(journal)
         if journal.get("wait_replicas", 0) == 0 and "wait_timeout" in _list_said(journal, _OF_REDIS):

@@ -61,6 +61,28 @@ def _parse_wait(value: object) -> float:
     return seconds
 
 
+LONGEST_RETENTION_DAYS: Final = 3650
+SHORTEST_RETENTION_S: Final = 60.0
+_RETENTION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d)")
+
+
+def parse_retention(value: object) -> float:
+    """Seconds of "7d", "36h", "90m" or a bare number."""
+    if isinstance(value, str) and (match := _RETENTION.fullmatch(value.strip())):
+        seconds = float(match[1]) * ({"d": 86_400.0} | _SECONDS)[match[2]]
+    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        seconds = float(value)
+    else:
+        raise PydanticCustomError(
+            "duration", "not a time to keep something: write 7d, 36h or 90m (a bare number is seconds)"
+        )
+    if not SHORTEST_RETENTION_S <= seconds <= LONGEST_RETENTION_DAYS * 86_400.0:
+        raise PydanticCustomError(
+            "duration", "must be between 1m and {longest}d", {"longest": LONGEST_RETENTION_DAYS}
+        )
+    return seconds
+
+
 def _parse_positive_duration(value: object) -> float:
     seconds = parse_duration(value)
     if seconds == 0:
@@ -94,6 +116,26 @@ WaitOrZero = Annotated[
     float, BeforeValidator(_parse_wait), duration_schema({"minimum": 0, "maximum": LONGEST_WAIT_S})
 ]
 """Seconds that a request may wait; 0 means not at all."""
+
+
+Retention = Annotated[
+    float,
+    BeforeValidator(parse_retention),
+    WithJsonSchema(
+        {
+            "description": "7d, 36h or 90m; a bare number is seconds",
+            "anyOf": [
+                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?(s|m|h|d)\s*$"},
+                {
+                    "type": "number",
+                    "minimum": SHORTEST_RETENTION_S,
+                    "maximum": LONGEST_RETENTION_DAYS * 86_400.0,
+                },
+            ],
+        }
+    ),
+]
+"""Seconds for which something is kept."""
 
 
 @dataclass(frozen=True, slots=True)

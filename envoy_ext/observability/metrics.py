@@ -5,6 +5,7 @@ Labels hold configured names and closed sets of words only. Ids, and whatever a 
 are never labels: each value would be a series that Prometheus keeps for good.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, assert_never
@@ -17,10 +18,12 @@ from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.fleet_view import FleetView
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, Phase, Reason
+from envoy_ext.domain.retention import Why
 from envoy_ext.domain.retry import RETRIABLE
 from envoy_ext.domain.slots import CancelOver, CancelProof
 from envoy_ext.observability.replica_metrics import ReplicaMetrics
 from envoy_ext.observability.tool_metrics import ToolMetrics
+from envoy_ext.ports import StoreSize
 
 _TTFT_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 """A short prompt on an idle GPU takes tens of milliseconds; a long prompt behind a queue takes
@@ -162,6 +165,27 @@ class Metrics:
             "Journal appends that could not be done.",
             registry=registry,
         )
+        self.journal_operations = Gauge(
+            "envoy_ext_journal_operations", "Operations in the journal.", registry=registry
+        )
+        self.journal_operations.set(math.nan)  # not known before the first look
+        self.journal_bytes = Gauge(
+            "envoy_ext_journal_bytes",
+            "What they take in the store, without room that is free again; NaN where it cannot tell.",
+            registry=registry,
+        )
+        self.journal_bytes.set(math.nan)
+        self.journal_over_limit = Gauge(
+            "envoy_ext_journal_over_limit",
+            "1 while the journal holds more than its limits allow, and nothing of it may go.",
+            registry=registry,
+        )
+        self.journal_forgotten = Counter(
+            "envoy_ext_journal_forgotten_total",
+            "Ended operations that were removed from the journal by this gateway, by what for.",
+            ["why"],
+            registry=registry,
+        )
         self.bugs = Counter(
             "envoy_ext_bugs_total",
             "Exceptions that should not be; each ended one exchange or one request and nothing else.",
@@ -208,6 +232,8 @@ class Metrics:
     def _create_known_series(self) -> None:
         """Every series whose labels are known from the start begins at 0: `rate()` and `increase()`
         do not see a counter that first appears as 1."""
+        for why in Why:
+            self.journal_forgotten.labels(why)
         for pool in self._inflight_counts:
             self.malformed_events.labels(pool)
             self.answers_replayed.labels(pool)
@@ -273,6 +299,16 @@ class Metrics:
     def note_nack(self, kind: str) -> None:
         """An Envoy refused resources of this kind."""
         self.xds_nacks.labels(kind).inc()
+
+    def note_forgotten(self, why: Why, operations: int) -> None:
+        """Ended operations were removed from the journal."""
+        self.journal_forgotten.labels(why).inc(operations)
+
+    def note_journal_size(self, size: StoreSize, over_limit: bool) -> None:
+        """How much the journal holds."""
+        self.journal_operations.set(size.operations)
+        self.journal_bytes.set(math.nan if size.bytes is None else size.bytes)
+        self.journal_over_limit.set(over_limit)
 
     def note_chunk(self, seconds: float) -> None:
         """A response chunk was in our hands for this long."""

@@ -32,6 +32,7 @@ def test_the_smallest_file_has_the_documented_defaults() -> None:
     assert (config.envoy.admin.address, config.envoy.admin.port) == ("127.0.0.1", 9901)
     assert (config.journal.store, config.journal.path) == ("sqlite", "envoy-ext.db")
     assert config.journal.synchronous == "normal"
+    assert config.journal.retention == 604_800.0
     assert config.limits.max_request_bytes == 16 * 1024 * 1024
     assert config.limits.max_sse_event_bytes == 1024 * 1024
     assert config.limits.client_write_stall == 60
@@ -84,6 +85,8 @@ def test_every_key_is_read() -> None:
     assert (config.lease.grpc.address, config.lease.grpc.port) == ("10.0.0.2", 9904)
     assert config.retry_budget.percent == 12.5
     assert config.journal.synchronous == "full"
+    journal = config.journal
+    assert (journal.retention, journal.max_operations, journal.max_bytes) == (129_600.0, 5_000, 64 << 20)
     assert (config.journal.timeout, config.journal.on_unavailable) == (2.0, "continue_unrecorded")
     assert [name for name, one in config.admission.classes.items() if one.unrecorded] == ["batch"]
     assert chat.models == ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1:8b")

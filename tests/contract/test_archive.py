@@ -23,8 +23,8 @@ ANSWER = KeptAnswer(200, (("content-type", "application/json"),), b'{"id":"chatc
 async def end_all(journal: ports.Store, *ids: str, **begun_changes: object) -> None:
     """Operations that begin in this order, and end one second apart in this order."""
     for number, operation_id in enumerate(ids):
-        *life, end = whole_life(operation_id, **begun_changes)
-        await keep(journal, [*life, replace(end, at=START + number)])
+        await keep(journal, whole_life(operation_id, **begun_changes)[:-1])
+        await journal.append([ended(operation_id, at=START + number)], FIRST_TOKEN)
 
 
 async def list_ids(journal: ports.Store) -> list[str]:
@@ -52,13 +52,15 @@ async def call_a_tool(journal: ports.Store, operation: str, attempt: str) -> Cal
 async def test_those_that_ended_before_a_time_go_and_the_first_that_ended_first(
     journal: ports.Store, archive: ports.Archive
 ) -> None:
-    await end_all(journal, "op_5", "op_1", "op_4", "op_2")
+    await keep(journal, [begun(operation_id) for operation_id in ("op_2", "op_4", "op_1", "op_5")])
+    for number, operation_id in enumerate(("op_5", "op_1", "op_4", "op_2")):
+        await journal.append([ended(operation_id, at=START + number)], FIRST_TOKEN)
     assert await archive.forget(START, 10) == 0, "none ended before"
     assert await archive.forget(START + 2, 1) == 1
-    assert await list_ids(journal) == ["op_2", "op_4", "op_1"]
+    assert await list_ids(journal) == ["op_1", "op_4", "op_2"]
     assert await archive.forget(START + 2, 10) == 1
     assert await archive.forget(START + 2, 10) == 0
-    assert await list_ids(journal) == ["op_2", "op_4"]
+    assert await list_ids(journal) == ["op_4", "op_2"]
 
 
 async def test_of_those_that_ended_at_once_the_one_that_began_first_goes_first(
@@ -185,6 +187,20 @@ async def test_the_ledger_of_one_that_runs_stays_when_all_the_others_go(
     assert await archive.forget(EVER, 10) == 2
     assert [call.call_id for call in await journal.read_calls(ledger)] == [call_id]
     await journal.append([ended("op_3")], FIRST_TOKEN)
+    assert await archive.forget(EVER, 10) == 1
+    assert await journal.read_calls(ledger) == ()
+
+
+async def test_a_ledger_stays_with_the_operation_it_is_named_after(
+    journal: ports.Store, archive: ports.Archive
+) -> None:
+    """Where the clock went back, the one that runs it again is forgotten first."""
+    ledger = OperationId("op_1")
+    await keep(journal, [begun("op_1"), attempt_started("op_1", "att_1")])
+    call_id = await call_a_tool(journal, "op_1", "att_1")
+    await keep(journal, [ended("op_1", at=START + 9), begun("op_2", ledger_id=ledger), ended("op_2")])
+    assert await archive.forget(START + 9, 10) == 1
+    assert [call.call_id for call in await journal.read_calls(ledger)] == [call_id]
     assert await archive.forget(EVER, 10) == 1
     assert await journal.read_calls(ledger) == ()
 

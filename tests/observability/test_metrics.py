@@ -46,6 +46,10 @@ LABELS = {
     "envoy_ext_journal_append_seconds_count": set(),
     "envoy_ext_fence_wait_seconds_count": set(),
     "envoy_ext_journal_failures_total": set(),
+    "envoy_ext_journal_operations": set(),
+    "envoy_ext_journal_bytes": set(),
+    "envoy_ext_journal_over_limit": set(),
+    "envoy_ext_journal_forgotten_total": {"why"},
     "envoy_ext_bugs_total": set(),
     "envoy_ext_build_info": {"version"},
 }

@@ -16,7 +16,7 @@ from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.services import guarded_store
 from envoy_ext.services.guarded_store import GuardedStore
 from tests.support.clock import ManualClock
-from tests.support.records import attempt_started, begun
+from tests.support.records import START, attempt_started, begun, ended
 from tests.support.sidecar import Watcher
 
 LIMIT_S = 0.03
@@ -268,3 +268,17 @@ async def test_a_timeout_of_the_stores_own_is_not_taken_for_ours() -> None:
     with pytest.raises(TimeoutError, match="of something within"):
         await store.begin(begun(), SeatId("gw/1"))
     assert not store.down
+
+
+async def test_what_a_store_has_kept_is_asked_of_it_and_is_no_word_on_its_health() -> None:
+    guarded = await Guarded().start()
+    await guarded.begin()
+    await guarded.store.append([ended()], FIRST_TOKEN)
+    assert (await guarded.store.measure()).operations == 1
+    assert [one.operation_id for one in await guarded.store.list_since(0.0, 5)] == ["op_1"]
+    assert await guarded.store.forget(START + 100, 5) == 1
+    assert await guarded.store.get(OperationId("op_1")) is None
+    await guarded.inner.close()
+    with pytest.raises(JournalUnavailable, match="closed"):
+        await guarded.store.forget(START, 1)
+    assert not guarded.store.down
