@@ -87,7 +87,9 @@ class DeliverySession:
         path, method = headers.get(":path", ""), headers.get(":method", "")
         operation_id = read_operation_path(method, path)
         if operation_id is not None:
-            self._arrivals.show_operation(operation_id, h.read_caller(headers), self._answer_operation)
+            self._arrivals.show_operation(
+                operation_id, h.read_caller(headers), self._answer_operation, self._answer_no_journal
+            )
             return
         models = self._arrivals.list_models() if is_models_list(method, path) else None
         if models is not None:
@@ -238,6 +240,10 @@ class DeliverySession:
             self._arrivals.refuse(self, error)
             return
         self._answer_json(build_operation_json(operation), "envoy_ext_operation")
+
+    def _answer_no_journal(self) -> None:
+        text = "The gateway cannot look up the operation at this moment."
+        self._arrivals.refuse(self, ClientError("upstream_unavailable", self._request_id, message=text))
 
     def _answer_json(self, answer: object, details: str) -> None:
         self._done = True

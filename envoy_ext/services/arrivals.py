@@ -111,10 +111,14 @@ class Arrivals:
         sink.send(add_retry_after(step.RespondLocally(error)))
 
     def show_operation(
-        self, operation_id: str, caller: str, answer: Callable[[Operation | None], None]
+        self,
+        operation_id: str,
+        caller: str,
+        answer: Callable[[Operation | None], None],
+        give_up: Callable[[], None],
     ) -> None:
-        """Look up an operation for its owner; None for all others, and where the journal cannot be asked."""
-        self._background.run(self._show_operation(OperationId(operation_id), caller, answer))
+        """Look up an operation for its owner; None for all others. Give up if the journal cannot be asked."""
+        self._background.run(self._show_operation(OperationId(operation_id), caller, answer, give_up))
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -163,11 +167,17 @@ class Arrivals:
         )
 
     async def _show_operation(
-        self, operation_id: OperationId, caller: str, answer: Callable[[Operation | None], None]
+        self,
+        operation_id: OperationId,
+        caller: str,
+        answer: Callable[[Operation | None], None],
+        give_up: Callable[[], None],
     ) -> None:
-        found = None
-        with contextlib.suppress(JournalUnavailable):
+        try:
             found = await self._journal.get(operation_id)
+        except JournalUnavailable:
+            give_up()
+            return
         answer(found if found is not None and found.caller == caller else None)
 
     async def _refuse_repeat(

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from envoy_ext.domain.step import Note, StoreBack
+from envoy_ext.domain.step import Note, StoreBack, StoreLost
 
 JOURNAL_FAILED_FOR_S: Final = 10.0
 """How long a failed append keeps the sidecar unready. It must end by itself: an unready sidecar
@@ -30,6 +30,7 @@ class HealthState:
         """Why only a restart can help; a fixed text of ours."""
         self._now = now
         self._journal_failed_at: float | None = None
+        self._store_down = False
 
     def find_startup_faults(self) -> tuple[str, ...]:
         """Has everything been put together? Once it has, this stays so."""
@@ -49,13 +50,16 @@ class HealthState:
         if not self.holds_seat():
             faults.append("seat")
         failed_at = self._journal_failed_at
-        if failed_at is not None and self._now() - failed_at < JOURNAL_FAILED_FOR_S:
+        if self._store_down or (failed_at is not None and self._now() - failed_at < JOURNAL_FAILED_FOR_S):
             faults.append("journal")
         return tuple(faults)
 
     def note(self, note: Note) -> None:
-        """Bad replicas do not make a bad sidecar; a store that works again is news before the next append."""
-        if isinstance(note, StoreBack):
+        """Bad replicas do not make a bad sidecar. The word on the store is news before the next append."""
+        if isinstance(note, StoreLost):
+            self._store_down = True
+        elif isinstance(note, StoreBack):
+            self._store_down = False
             self._journal_failed_at = None
 
     def note_bug(self, where: str, error: BaseException) -> None:

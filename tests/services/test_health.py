@@ -1,6 +1,6 @@
 """Three questions about the sidecar's health, and what speaks against each."""
 
-from envoy_ext.domain.step import StoreBack
+from envoy_ext.domain.step import StoreBack, StoreLost
 from envoy_ext.services.health import JOURNAL_FAILED_FOR_S, HealthState
 from tests.support.clock import ManualClock
 from tests.support.notes import SAMPLES
@@ -61,6 +61,17 @@ def test_a_failed_append_does_not_keep_it_unready_for_good() -> None:
     clock.advance(JOURNAL_FAILED_FOR_S - 0.1)
     assert health.find_ready_faults() == ("journal",)
     clock.advance(0.1)
+    assert health.find_ready_faults() == ()
+
+
+def test_a_store_that_is_down_keeps_it_unready_until_it_is_back() -> None:
+    clock = ManualClock()
+    health = HealthState(clock.now)
+    health.started = True
+    health.note(StoreLost("the disk is full"))
+    clock.advance(10 * JOURNAL_FAILED_FOR_S)
+    assert health.find_ready_faults() == ("journal",)
+    health.note(StoreBack(100.0))
     assert health.find_ready_faults() == ()
 
 

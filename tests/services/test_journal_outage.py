@@ -12,6 +12,7 @@ from envoy_ext.domain.records import (
     OperationEnded,
     Record,
 )
+from envoy_ext.services import owed_ends
 from tests.support.journals import leave
 from tests.support.outages import FailingJournal, ask, count_phases, ended_body, play_whole_answer, settle
 from tests.support.sidecar import Sidecar
@@ -58,6 +59,22 @@ async def test_an_end_that_is_owed_is_forgiven_when_another_gateway_owns_the_ope
     for _ in range(2):
         await sidecar.exchanges.record_owed_ends()
     assert await journal.get(operation.operation_id) == taken
+
+
+async def test_what_may_never_have_begun_takes_no_room_of_what_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owed_ends, "MAX_IN_DOUBT", 2)
+    journal = FailingJournal(OperationBegun)
+    sidecar = Sidecar(journal=journal)
+    for _ in range(4):
+        await play_whole_answer(sidecar, key=None)
+    journal.refused = (OperationEnded,)
+    await play_whole_answer(sidecar)
+    assert len(sidecar.exchanges._owed_ends) == 3
+    journal.mend()
+    await sidecar.exchanges.record_owed_ends()
+    await settle(sidecar)
+    (operation,) = await journal.list_recent(10)
+    assert operation.state is OperationState.COMPLETED
 
 
 async def test_an_operation_whose_first_delta_could_not_be_recorded_is_not_running_afterwards() -> None:

@@ -14,10 +14,12 @@ import asyncio
 import pytest
 
 from envoy_ext.domain import step
+from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import AttemptId, FencingToken, SeatId
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import AttemptStarted, FirstDeltaSent, OperationBegun, OperationEnded, Record
+from envoy_ext.domain.tool_calls import CallRefusal, CallRefused, NewCall
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
 from envoy_ext.services.leases import LeaseAnswer, Leases
 from envoy_ext.services.unrecorded import Unrecorded
@@ -142,6 +144,21 @@ async def test_a_request_in_its_outage_answers_with_an_error_that_says_it_is_not
     assert (error.code, ("x-operation-recorded", "false") in error.headers) == ("draining", True)
 
 
+async def test_nobody_is_told_that_an_operation_is_not_there_while_the_store_cannot_be_asked() -> None:
+    outage = Outage()
+    told: list[str] = []
+
+    async def fail(operation_id: str) -> None:
+        raise JournalUnavailable("it is away")
+
+    outage.journal.get = fail  # type: ignore[assignment,method-assign]
+    outage.sidecar.arrivals.show_operation(
+        "op_1", "", lambda found: told.append("found"), lambda: told.append("gave up")
+    )
+    await let_tasks_run()
+    assert told == ["gave up"]
+
+
 # --- what stays of it -----------------------------------------------------------------------
 
 
@@ -180,6 +197,37 @@ async def test_a_new_operation_is_recorded_again_when_the_store_is_back() -> Non
     (operation,) = await outage.journal.list_recent(10)
     assert operation.state is OperationState.COMPLETED
     assert outage.count_unrecorded() == 1
+
+
+# --- tools ----------------------------------------------------------------------------------
+
+
+def build_call(played: Played, attempt_id: AttemptId) -> NewCall:
+    return NewCall(
+        operation_id=played.live.exchange.identity.operation_id,
+        attempt_id=attempt_id,
+        at=0.0,
+        tool="mail",
+        fingerprint="f",
+        arguments_sha256="a",
+        keyed=False,
+        idempotent=False,
+    )
+
+
+@pytest.mark.parametrize("kind", [OperationBegun, AttemptStarted])
+async def test_what_is_not_recorded_begins_no_tool_call(kind: type[Record]) -> None:
+    """Also when the store is back before it has ended."""
+    outage = Outage(kind)
+    played = Played(outage.sidecar, request_class=MAY)
+    attempt_id = await played.attempt()
+    assert attempt_id is not None
+    claim = await outage.journal.begin_call(build_call(played, attempt_id))
+    assert claim == CallRefused(CallRefusal.FENCED)
+    await outage.ends()
+    claim = await outage.journal.begin_call(build_call(played, attempt_id))
+    # Its begin was recorded in the second case, and now its attempt is: what acts is what the journal says.
+    assert isinstance(claim, CallRefused) is (kind is OperationBegun)
 
 
 # --- replays --------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ async def test_while_its_store_is_down_a_gateway_runs_what_may_and_refuses_the_r
         async with asking(gateway, request_id=under_way, fault="slow=20") as answer:
             await read_deltas(answer, 1)
             await asyncio.to_thread(ailing.break_it)
-            down = await check_the_outage(ailing)
+            down = await check_the_outage(ailing, before.headers["x-operation-id"])
             rest = await answer.content.read()
             assert rest.endswith(b"data: [DONE]\n\n"), "a stream that had begun did not go on"
             assert b'"error"' not in rest
@@ -112,7 +112,7 @@ async def test_while_its_store_is_down_a_gateway_runs_what_may_and_refuses_the_r
         await check_what_stays(ailing, [before.request_id, under_way], down)
 
 
-async def check_the_outage(ailing: Ailing) -> list[Reply]:
+async def check_the_outage(ailing: Ailing, recorded: str) -> list[Reply]:
     """The store is down: all that is asked now, and is not to be found later."""
     first = await ailing.ask()
     assert_whole(first, recorded=False)
@@ -135,6 +135,8 @@ async def check_the_outage(ailing: Ailing) -> list[Reply]:
         assert_refused(reply)
     assert ailing.unrecorded == 3
     assert await ailing.read_ready() == []
+    if app.config.journal.store != "sqlite":  # whose open file can be read wherever it is
+        assert_refused(await ask(ailing.gateway, f"/v1/operations/{recorded}", method="GET"))
     return [first, *replies]
 
 
