@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -78,9 +79,13 @@ async def make_link() -> AsyncIterator[Link]:
 @asynccontextmanager
 async def make_links(count: int) -> AsyncIterator[list[Link]]:
     """Several links to one namespace, each cut by itself."""
-    first = secrets.randbelow(1 << 14)
-    namespace = f"envoyext{os.getpid()}x{first}"
-    links = [_plan_link(namespace, number, (first + number) % (1 << 14)) for number in range(count)]
+    taken = {name for _, name in socket.if_nameindex()}
+    while True:
+        first = secrets.randbelow(1 << 14)
+        namespace = f"envoyext{os.getpid()}x{first}"
+        links = [_plan_link(namespace, number, (first + number) % (1 << 14)) for number in range(count)]
+        if taken.isdisjoint(link.interface for link in links):
+            break
     await run("ip", "netns", "add", namespace)
     try:
         await run("ip", "-n", namespace, "link", "set", "lo", "up")

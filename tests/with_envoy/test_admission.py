@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from envoy_ext.bootstrap.filters import MESSAGE_TIMEOUT_S
+from envoy_ext.domain.admission_queue import LOOK_S
 from tests.with_envoy.asking import (
     CHAT,
     Reply,
@@ -151,12 +152,15 @@ async def test_a_deadline_that_the_measured_rate_cannot_meet_is_refused_before_i
     gateway: Gateway,
 ) -> None:
     for _ in range(4):
-        assert (await ask(gateway, fault="slow=5")).status == 200
+        assert (await ask(gateway, fault="slow=10")).status == 200
     async with asking(gateway, fault="hang_after=1", request_id=mint_request_id()) as answer:
         await read_deltas(answer, 1)
-        assert (await read_pool(gateway))["queue"]["drain_per_s"] < 4
+        held_s = 1 / (await read_pool(gateway))["queue"]["drain_per_s"]
+        assert held_s > LOOK_S / 2
         # Once as it comes, and once while it waits: a deadline that had passed would be called so, with 504.
-        refused = [await ask(gateway, headers={"x-request-deadline": one}) for one in ("0.2", "2.2")]
+        # The second one could be met when it came, and not any more at the first look.
+        deadlines = ("0.2", f"{held_s + 0.5 * LOOK_S:.3f}")
+        refused = [await ask(gateway, headers={"x-request-deadline": one}) for one in deadlines]
     for reply in refused:
         assert (reply.status, reply.json["error"]["code"]) == (503, "queue_deadline_exceeded")
         assert "retry-after" in reply.headers

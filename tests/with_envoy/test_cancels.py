@@ -112,7 +112,7 @@ async def test_the_slot_of_a_client_that_has_gone_is_free_with_the_next_page(
 
 async def test_a_client_that_leaves_at_the_fence_starts_no_further_attempt(tmp_path: Path) -> None:
     """The first attempt has a worker, which has not said that it stopped when its connection is lost."""
-    async with run_gateway(tmp_path, "ab", engine={"prefill_s": 0.5}) as gateway:
+    async with run_gateway(tmp_path, "ab", engine={"prefill_s": 1.0}) as gateway:
         exchanges, fleet = gateway.stack.app.exchanges, gateway.stack.app.fleet
         leases = Leases(exchanges, fleet.streams, gateway.stack.app.clock)
         request_id = mint_request_id()

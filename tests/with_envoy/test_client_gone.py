@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_in_the_middle_of_the_deltas_is_computed_for_
     gateway: Gateway,
 ) -> None:
     request_id = mint_request_id()
-    async with asking(gateway, fault="slow=4", request_id=request_id) as answer:
+    async with asking(gateway, fault="slow=12", request_id=request_id) as answer:
         await read_deltas(answer, 2)
 
     operation = await assert_gone(gateway, request_id)

@@ -74,7 +74,8 @@ async def apart(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Apart
         pytest.skip(obstacle)
     async with AsyncExitStack() as opened:
         link = await opened.enter_async_context(make_link())
-        far = SimProcess(SimOptions(name="far", host=link.address, tokens=6, prefill_s=1.5), link.within)
+        # Long enough to be paused within it, on a busy machine too.
+        far = SimProcess(SimOptions(name="far", host=link.address, tokens=6, prefill_s=3.0), link.within)
         near = SimProcess(SimOptions(name="near", tokens=6))
         for engine in (far, near):
             await engine.start()

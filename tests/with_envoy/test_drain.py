@@ -10,8 +10,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from envoy_ext import app
 from tests.with_envoy.asking import Reply, ask, mint_request_id, wait_request
-from tests.with_envoy.gateway import Gateway, read_journal, run_gateway
+from tests.with_envoy.gateway import WAIT_S, Gateway, read_journal, run_gateway
 
 
 @contextlib.asynccontextmanager
@@ -28,13 +29,22 @@ async def stopping(gateway: Gateway) -> AsyncIterator["asyncio.Task[None]"]:
 
 
 async def start_asking(gateway: Gateway, fault: str, tokens: int) -> "asyncio.Task[Reply]":
-    """A request whose replica has sent so many tokens; 0: works on it."""
+    """A request whose replica has sent so many tokens, which were let out; 0: works on it."""
     request_id = mint_request_id()
     asked = asyncio.ensure_future(ask(gateway, fault=fault, request_id=request_id))
     await wait_request(
         gateway, request_id, lambda record: record.generation is not None and record.tokens_sent >= tokens
     )
+    async with asyncio.timeout(WAIT_S):
+        while count_let_out(gateway, request_id) < tokens:
+            await asyncio.sleep(0.005)
     return asked
+
+
+def count_let_out(gateway: Gateway, request_id: str) -> int:
+    """How many deltas of a request in flight have passed the sidecar."""
+    live = [one.exchange for one in gateway.stack.app.exchanges._live.values()]
+    return sum(one._delivery.deltas for one in live if one.identity.request_id == request_id)
 
 
 async def test_a_stream_in_flight_may_finish_within_the_grace(tmp_path: Path) -> None:
@@ -95,10 +105,14 @@ async def read_health(gateway: Gateway) -> int:
         return answer.status
 
 
-@pytest.mark.parametrize("grace", ["0s", "20s"])
-async def test_a_sidecar_with_nothing_to_do_stops_at_once(tmp_path: Path, grace: str) -> None:
+@pytest.mark.parametrize("grace", ["0s", "90s"])
+async def test_a_sidecar_with_nothing_to_do_stops_at_once(
+    tmp_path: Path, grace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of what it may wait for is waited for: each would take longer than any busy machine."""
+    monkeypatch.setattr(app, "LAST_WORDS_S", 90.0)
     async with run_gateway(tmp_path, shutdown={"grace": grace}) as gateway:
         assert (await ask(gateway)).dones == 1
         await gateway.wait_idle()
-        async with asyncio.timeout(1.5), stopping(gateway):
+        async with asyncio.timeout(30), stopping(gateway):
             pass

@@ -137,10 +137,11 @@ async def wait_at_rest(gateway: Gateway) -> None:
 async def test_a_replay_prefers_the_replica_that_has_computed_its_prompt(tmp_path: Path) -> None:
     """Four replicas, and each conversation has one that knows it: chance would find it once in three."""
     names = "abcd"
-    async with run_gateway(tmp_path, names, **SECTIONS) as gateway:
+    async with run_gateway(tmp_path, names, **SECTIONS) as gateway, asyncio.timeout(90):
         await wait_known(gateway, **dict.fromkeys(names, MODEL))
-        found = 0
-        for number in range(8):
+        found = number = 0
+        while found < 5:  # until Envoy has sent so many elsewhere first, which it does by chance
+            number += 1
             messages = [{"role": "system", "content": f"Conversation {number}. " * 200}]
             first = await ask(gateway, body=build_body(messages=messages))
             holder = first.headers["x-sim-replica"]
@@ -154,7 +155,6 @@ async def test_a_replay_prefers_the_replica_that_has_computed_its_prompt(tmp_pat
             if tried[0] != holder:
                 assert tried[1] == holder
                 found += 1
-        assert found >= 3, "Envoy sent nearly all to whoever had them: nothing was shown"
 
 
 async def test_a_slow_replica_gets_less_of_the_work_and_keeps_some(tmp_path: Path) -> None:
