@@ -245,6 +245,7 @@ class App:
             clock=self.clock,
             joining=build_joining(config.idempotency),
         )
+        metrics.watch_repeats(lambda: len(arrivals.joiners))
         tools = build_tools(config, journal, self.clock, observer, background)
         self._grpc = build_grpc(config, arrivals, self._exchanges, journal, observer, metrics, hub, tools)
         self.grpc_port = await start_grpc(self._grpc, config.sidecar)

@@ -105,6 +105,11 @@ class Metrics:
             ["pool"],
             registry=registry,
         )
+        self.repeats_waiting = Gauge(
+            "envoy_ext_repeats_waiting",
+            "Repeats that wait for the end of the operation they repeat; Envoy keeps the body of each.",
+            registry=registry,
+        )
         self.queue_depth = Gauge(
             "envoy_ext_queue_depth", "Requests that wait for a slot.", ["pool"], registry=registry
         )
@@ -258,6 +263,10 @@ class Metrics:
         """From where the depth of each pool's queue is read, whenever somebody looks."""
         for pool in self._inflight_counts:
             self.queue_depth.labels(pool).set_function(partial(count_waiting, pool))
+
+    def watch_repeats(self, count_waiting: Callable[[], int]) -> None:
+        """From where the number of repeats that wait is read."""
+        self.repeats_waiting.set_function(count_waiting)
 
     def note_refusal(self, pool: str, code: str) -> None:
         """A request was answered with an error of ours, and was not let in.

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from typing import assert_never
+from typing import Final, assert_never
 
 from envoy_ext.domain import step
 from envoy_ext.domain.api import ApiFamily, ReadRequest
@@ -64,9 +64,10 @@ class Arrivals:
         self._mint_operation_id = mint_operation_id
         self._max_request_bytes = max_request_bytes
         self._background = background
-        joiners = Joiners(JoinPolicy() if joining is None else joining, exchanges.repeats)
-        exchanges.on_draining(joiners.wake_all)
-        self._keyed = Keyed(exchanges, store=journal, joiners=joiners, queues=queues, clock=clock)
+        self.joiners: Final = Joiners(JoinPolicy() if joining is None else joining, exchanges.repeats)
+        """The repeats that wait."""
+        exchanges.on_draining(self.joiners.wake_all)
+        self._keyed = Keyed(exchanges, store=journal, joiners=self.joiners, queues=queues, clock=clock)
 
     def arrive(self, arrival: Arrival, sink: DeliverySink) -> Delivery:
         """A whole request has come; the sink is sent ForwardRequest, HoldRequest or an error."""

@@ -1,5 +1,6 @@
 """Which answers are kept for a repeat, and what a repeat is given of them."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from envoy_ext.domain.ids import OperationId, ReplicaId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.records import OperationEnded
-from tests.support.keyed import JSON, KEPT_HEADERS, SSE, WHOLE, ask, let_tasks_run, read_kept
+from tests.support.keyed import JSON, KEPT_HEADERS, SSE, WHOLE, Client, ask, let_tasks_run, read_kept
 from tests.support.outages import FailingJournal
 from tests.support.sidecar import BODY, DELTA, REST, Sidecar
 
@@ -251,3 +252,39 @@ async def test_a_whole_stream_is_given_again_as_it_was(name: str) -> None:
 def test_a_kept_answer_shows_no_body() -> None:
     assert "Hello" not in repr(KeptAnswer(200, (("content-type", JSON),), WHOLE))
     assert json.loads(WHOLE)["choices"]
+
+
+# --- many at once -------------------------------------------------------------------------------
+
+
+async def test_of_a_thousand_requests_with_a_hundred_keys_a_hundred_run() -> None:
+    """Refused while the first runs; each comes back until it has the answer, and has the first one's."""
+    sidecar = Sidecar()
+    waiting = [await ask_soon(sidecar, number) for number in range(1000)]
+    runs = 0
+    answers: dict[int, set[bytes]] = {}
+    while waiting:
+        back: list[int] = []
+        await let_tasks_run()
+        for number, client in waiting:
+            if client.runs:
+                runs += 1
+                await client.be_answered(WHOLE.replace(b"Hello", b"%d-%d" % (number % 100, runs)))
+            elif client.told == ["operation_in_progress"]:
+                back.append(number)
+            else:
+                answers.setdefault(number % 100, set()).add(client.given.answer.body)
+        waiting = [await ask_soon(sidecar, number) for number in back]
+    assert runs == 100
+    assert sorted(answers) == list(range(100))
+    for key, bodies in answers.items():
+        (body,) = bodies
+        assert b'"%d-' % key in body
+    assert sidecar.watcher.bugs == []
+
+
+async def ask_soon(sidecar: Sidecar, number: int) -> tuple[int, Client]:
+    """A request whose first look at the journal is under way."""
+    client = Client(sidecar, key=f"k{number % 100}", request_id=f"req-{number}")
+    await asyncio.sleep(0)
+    return number, client

@@ -1,6 +1,7 @@
 """A request that comes again: under its idempotency key, or by a retry of a mesh in front of us."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -232,6 +233,41 @@ async def test_the_openai_client_comes_back_while_its_operation_still_runs(gatew
     assert raised.value.body["code"] == "operation_in_progress"
     # The first try and the client's own two retries.
     assert count_shed(gateway, "operation_in_progress") == shed + 3
+
+
+async def test_the_openai_client_comes_back_and_is_given_the_answer(gateway: Gateway) -> None:
+    """Its first try is still computed when its second request comes: 409, the hint, and then the answer."""
+    first = mint_request_id()
+    async with gateway.openai(max_retries=4) as client:
+
+        async def create(**headers: str) -> openai.types.chat.ChatCompletion:
+            return await client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": "x"}],
+                extra_headers={"idempotency-key": "key-sdk-answered", **headers},
+            )
+
+        running = asyncio.ensure_future(create(**{"x-request-id": first, "x-sim-fault": "slow=8"}))
+        await wait_request(gateway, first, lambda record: record.generation is not None)
+        shed = count_shed(gateway, "operation_in_progress")
+        again = await create()
+    assert again == await running
+    assert count_shed(gateway, "operation_in_progress") > shed
+    assert len(gateway.find_requests(first)) == 1
+
+
+async def test_a_stream_is_not_kept_unless_the_configuration_says_so(gateway: Gateway) -> None:
+    """And neither is what it asked for: the journal's file holds the words of no prompt and no stream."""
+    first = await ask_with_key(gateway, "key-secret", body=build_body(user="a-word-of-the-prompt"))
+    one = await ask_with_key(
+        gateway, "key-open", body=build_body(stream=False, user="a-word-of-the-prompt"), stream=False
+    )
+    await gateway.wait_operation(one.request_id)
+    path = Path(gateway.stack.config.journal.path)
+    stored = b"".join(part.read_bytes() for part in path.parent.glob(path.name + "*"))
+    assert one.json["choices"][0]["message"]["content"].encode() in stored
+    assert first.parts[0].encode() not in stored
+    assert b"a-word-of-the-prompt" not in stored
 
 
 # --- retries of another gateway, after our first delta ------------------------------------------
