@@ -249,3 +249,27 @@ async def test_a_wait_holds_no_body() -> None:
     assert held == [b""]
     await first.be_answered()
     assert repeat.told[-1] == "GiveAnswer"
+
+
+async def test_an_end_that_comes_while_the_store_is_read_is_not_missed() -> None:
+    """What was read is out of date, and nobody will say so again."""
+
+    class Slow(MemoryJournal):
+        slow = False
+        go_on = asyncio.Event()
+
+        async def find_by_key(self, *key: str) -> Any:
+            found = await super().find_by_key(*key)
+            if self.slow:
+                await self.go_on.wait()
+            return found
+
+    journal = Slow()
+    sidecar = build_sidecar(journal=journal)
+    first = await ask(sidecar)
+    journal.slow = True
+    repeat = await ask(sidecar)
+    await first.be_answered()
+    journal.go_on.set()
+    await let_tasks_run()
+    assert repeat.told == ["HoldRequest", "GiveAnswer"]

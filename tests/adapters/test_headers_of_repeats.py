@@ -1,0 +1,68 @@
+"""What is read of a repeat's wish, and which headers of an answer are kept for it."""
+
+import pytest
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
+
+from envoy_ext.adapters import headers as h
+
+
+def header_map(*headers: tuple[str, str]) -> HeaderMap:
+    return HeaderMap(headers=[HeaderValue(key=name, raw_value=value.encode()) for name, value in headers])
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (["wait=10"], 10.0),
+        (["Wait=0"], 0.0),
+        (['wait="7"'], 7.0),
+        (["respond-async, wait=10; strict"], 10.0),
+        (["respond-async", "wait = 3"], 3.0),
+        (["wait=1, wait=9"], 1.0),
+        (["wait"], None),
+        (["wait="], None),
+        (["wait=-1"], None),
+        (["wait=1.5"], None),
+        (["wait=\u0663"], None),
+        (["wait=1000000000"], None),
+        (["awaits=3"], None),
+        ([""], None),
+        ([], None),
+    ],
+)
+def test_the_wish_to_wait_is_read_as_the_rfc_has_it(given: list[str], seconds: float | None) -> None:
+    headers = h.read_headers(header_map(*(("Prefer", one) for one in given)))
+    assert h.read_prefer_wait_s(headers) == seconds
+
+
+def test_of_other_names_that_stand_twice_the_first_counts() -> None:
+    twice = header_map(("idempotency-key", "one"), ("idempotency-key", "two"))
+    assert h.read_idempotency_key(h.read_headers(twice)) == "one"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_a_key_counts_only_where_something_is_asked_to_be_done(method: str) -> None:
+    assert h.read_idempotency_key({":method": method, "idempotency-key": "k"}) is None
+    assert h.read_idempotency_key({":method": "POST", "idempotency-key": "k"}) == "k"
+
+
+def test_headers_of_the_answer_are_kept_and_those_of_the_exchange_or_the_client_are_not() -> None:
+    kept = [("content-type", "application/json"), ("x-engine", "a"), ("etag", '"1"')]
+    left_out = [
+        *((":status", "200"), ("connection", "close"), ("keep-alive", "5"), ("transfer-encoding", "chunked")),
+        *(("trailer", "x"), ("upgrade", "h2c"), ("content-length", "5"), ("te", "trailers")),
+        *(("set-cookie", "a=b"), ("date", "now"), ("server", "uvicorn"), ("age", "1")),
+        *(("x-request-id", "r"), ("x-operation-id", "o"), ("x-attempt-count", "1")),
+        *(("x-envoy-ext-replay", "1"), ("x-envoy-upstream-service-time", "3")),
+        *(("idempotent-replayed", "true"), ("preference-applied", "wait=1")),
+    ]
+    assert h.list_kept(header_map(*left_out, *kept)) == tuple(kept)
+    upper = [(name.upper(), value) for name, value in left_out]
+    assert h.list_kept(header_map(*upper)) == ()
+
+
+def test_a_name_that_stands_twice_is_kept_as_one() -> None:
+    assert h.list_kept(header_map(("link", "<a>"), ("vary", "x"), ("Link", "<b>"))) == (
+        ("link", "<a>, <b>"),
+        ("vary", "x"),
+    )
