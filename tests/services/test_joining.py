@@ -251,25 +251,27 @@ async def test_a_wait_holds_no_body() -> None:
     assert repeat.told[-1] == "GiveAnswer"
 
 
-async def test_an_end_that_comes_while_the_store_is_read_is_not_missed() -> None:
-    """What was read is out of date, and nobody will say so again."""
+async def test_a_key_that_comes_free_while_the_store_is_read_is_not_missed() -> None:
+    """Whoever had it says so once, and the repeat does not wait for that yet."""
 
     class Slow(MemoryJournal):
-        slow = False
-        go_on = asyncio.Event()
+        def __init__(self) -> None:
+            super().__init__()
+            self.looks = [asyncio.Event(), asyncio.Event()]
 
         async def find_by_key(self, *key: str) -> Any:
             found = await super().find_by_key(*key)
-            if self.slow:
-                await self.go_on.wait()
+            if self.looks:
+                await self.looks.pop(0).wait()
             return found
 
     journal = Slow()
+    of_first, of_repeat = journal.looks
     sidecar = build_sidecar(journal=journal)
-    first = await ask(sidecar)
-    journal.slow = True
-    repeat = await ask(sidecar)
-    await first.be_answered()
-    journal.go_on.set()
+    first, repeat = await ask(sidecar), await ask(sidecar)
+    await first.leave()
+    of_first.set()
     await let_tasks_run()
-    assert repeat.told == ["HoldRequest", "GiveAnswer"]
+    of_repeat.set()
+    await wait_until(lambda: repeat.runs)
+    assert first.told == []
