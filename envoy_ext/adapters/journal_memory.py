@@ -80,7 +80,7 @@ class MemoryJournal:
                 raise NotOwner(f"{begun.operation_id} belongs to another gateway")
             return None
         if begun.key_hash is not None:
-            holder = await self.find_by_key(begun.caller, begun.path, begun.key_hash)
+            holder = self._find_newest(begun.caller, begun.path, begun.key_hash)
             if holder is not None and holder.operation_id != after:
                 return holder
         self._keep([begun, OwnershipTaken(begun.operation_id, begun.at, owner, FIRST_TOKEN)])
@@ -182,8 +182,7 @@ class MemoryJournal:
 
     async def find_by_key(self, caller: str, path: str, key_hash: str) -> Operation | None:
         self._refuse_when_closed()
-        found = self._by_key.get((caller, path, key_hash))
-        return self._operations[found[-1]] if found else None
+        return self._find_newest(caller, path, key_hash)
 
     async def list_recent(self, limit: int, before: OperationId | None = None) -> list[Operation]:
         self._refuse_when_closed()
@@ -222,6 +221,10 @@ class MemoryJournal:
 
     async def close(self) -> None:
         self._closed = True
+
+    def _find_newest(self, caller: str, path: str, key_hash: str) -> Operation | None:
+        found = self._by_key.get((caller, path, key_hash))
+        return self._operations[found[-1]] if found else None
 
     def _keep(self, records: Sequence[Record]) -> None:
         # What no store could write is refused here too, before any record of the call is kept.
