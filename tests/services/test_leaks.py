@@ -7,6 +7,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from envoy_ext.domain import step
 from envoy_ext.domain.events import (
     AttemptAnswered,
@@ -32,26 +34,38 @@ SLOTS_EACH = 10
 ADDRESSES = {"a": "10.0.0.1:8000", "b": "10.0.0.2:8000"}
 
 
+class Awaited(Sent):
+    """A hop's end at which replies are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = asyncio.Event()
+
+    def send(self, reply: step.Reply) -> None:
+        super().send(reply)
+        self.more.set()
+
+
 class Request:
     """One client's request, with what Envoy tells of it."""
 
     def __init__(self, sidecar: Sidecar, number: int) -> None:
         self.sidecar = sidecar
-        self.sent = Sent()
+        self.sent = Awaited()
         key = f"key-{number}" if number % 2 else None
         arrival = sidecar.build_arrival(request_id=f"req-{number}", key=key)
         self.delivery = sidecar.arrivals.arrive(arrival, self.sent)
         self.exchange_id = ""
         self.replica = ""
 
-    async def wait_for(self, sent: Sent, kind: type) -> object:
+    async def wait_for(self, sent: "Awaited", kind: type) -> object:
         """The first reply of a kind."""
-        async with asyncio.timeout(60):
-            while True:
-                found = next((reply for reply in sent.replies if isinstance(reply, kind)), None)
-                if found is not None:
-                    return found
-                await asyncio.sleep(0)
+        while True:
+            found = next((reply for reply in sent.replies if isinstance(reply, kind)), None)
+            if found is not None:
+                return found
+            sent.more.clear()
+            await sent.more.wait()
 
     async def start(self) -> AttemptId:
         """An attempt asks at the gate, and is let go."""
@@ -61,10 +75,10 @@ class Request:
         self.replica = "a" if started.target is None else started.target.replica
         return attempt_id
 
-    async def ask(self) -> tuple[AttemptId, Sent]:
+    async def ask(self) -> tuple[AttemptId, Awaited]:
         forward = await self.wait_for(self.sent, step.ForwardRequest)
         assert isinstance(forward, step.ForwardRequest)
-        self.exchange_id, hop = forward.exchange_id, Sent()
+        self.exchange_id, hop = forward.exchange_id, Awaited()
         joined = self.sidecar.exchanges.join(self.exchange_id, hop)
         assert joined is not None
         self.live, attempt_id = joined
@@ -198,12 +212,14 @@ async def play(sidecar: Sidecar, numbers: list[int]) -> None:
         await WAYS[number % len(WAYS)](Request(sidecar, number))
 
 
+# Some 15 s of computing: on a machine with much else to do, minutes.
+@pytest.mark.timeout(600)
 async def test_nothing_is_left_when_all_is_over() -> None:
     sidecar = Sidecar(concurrency=SLOTS_EACH)
     numbers = list(range(EACH * len(WAYS)))
     random.Random(1).shuffle(numbers)
     pages = asyncio.create_task(show_pages(sidecar))
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(500):
         await asyncio.gather(*(play(sidecar, numbers[begin::AT_ONCE]) for begin in range(AT_ONCE)))
         await sidecar.exchanges.wait_idle()
         await sidecar.exchanges.aclose()

@@ -17,6 +17,7 @@ from envoy_ext.domain.events import DeliveryClosed
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId
 from envoy_ext.domain.worker_lease import Renewal, WorkerLease
 from envoy_ext.services.leases import Leases
+from envoy_ext.worker import gateways
 from envoy_ext.worker.channel import Answer, LeaseChannel
 from envoy_ext.worker.gateways import ACKNOWLEDGE_TRIES, LeaseGateways
 from envoy_ext.worker.settings import WorkerSettings, build_channel
@@ -224,7 +225,10 @@ async def test_a_connection_on_which_nothing_comes_is_left_for_another_one(schem
 
 
 @each_scheme
-async def test_an_acknowledgement_is_repeated_until_it_is_heard(scheme: str) -> None:
+async def test_an_acknowledgement_is_repeated_until_it_is_heard(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "ACKNOWLEDGE_PAUSE_S", 0.5)  # a busy machine is back by the third try
     async with run_gateway(scheme) as gateway, open_channel(gateway.door.url) as channel:
         await gateway.door.stop()
         telling = asyncio.ensure_future(channel.acknowledge(gateway.lease))
