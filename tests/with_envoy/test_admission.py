@@ -130,22 +130,35 @@ async def test_one_client_that_stops_sending_does_not_set_off_a_storm_of_refusal
 
 
 async def test_a_wait_outlasts_envoys_patience_and_is_seen_while_it_lasts(gateway: Gateway) -> None:
-    b, key = mint_request_id(), mint_request_id()
+    """One waits for a slot; another has first waited for the end of what it repeats, which never ran."""
+    b, c = mint_request_id(), mint_request_id()
+    key = {"idempotency-key": mint_request_id(), "authorization": "Bearer me"}
     async with asking(gateway, fault="hang_after=1", request_id=mint_request_id()) as answer:
         await read_deltas(answer, 1)
-        waits = queue_up(gateway, b, headers={"idempotency-key": key, "authorization": "Bearer me"})
-        await wait_depth(gateway, 1)
-        again = await ask(gateway, headers={"idempotency-key": key, "authorization": "Bearer me"})
+        waits, leaves = queue_up(gateway, b), queue_up(gateway, mint_request_id(), headers=key)
+        await wait_depth(gateway, 2)
+        again = await ask(gateway, headers=key)
         assert (again.status, again.json["error"]["code"]) == (409, "operation_in_progress")
+        repeats = queue_up(gateway, c, headers={**key, "prefer": "wait=20"})
+        async with asyncio.timeout(WAIT_S):
+            while not gateway.read_metric("envoy_ext_repeats_waiting"):
+                await asyncio.sleep(0.01)
+        await leave(leaves)
+        async with asyncio.timeout(WAIT_S):
+            while gateway.read_metric("envoy_ext_repeats_waiting"):
+                await asyncio.sleep(0.01)
+        await wait_depth(gateway, 2)
         pool = await read_pool(gateway)
-        assert pool["inflight"]["queued"] == 1
-        assert (pool["queue"]["waiting"], pool["queue"]["slots"], pool["queue"]["free"]) == (1, 1, 0)
-        await asyncio.wait((waits,), timeout=MESSAGE_TIMEOUT_S + 1.5)
+        assert pool["inflight"]["queued"] == 2
+        assert (pool["queue"]["waiting"], pool["queue"]["slots"], pool["queue"]["free"]) == (2, 1, 0)
+        await asyncio.wait((waits, repeats), timeout=MESSAGE_TIMEOUT_S + 1.5)
         assert not waits.done()
-        assert gateway.find_requests(b) == []
-    reply = await waits
-    assert (reply.status, reply.dones) == (200, 1)
-    assert reply.headers["x-attempt-count"] == "1"
+        assert not repeats.done()
+        assert gateway.find_requests(b) == gateway.find_requests(c) == []
+    for reply in (await waits, await repeats):
+        assert (reply.status, reply.dones) == (200, 1)
+        assert reply.headers["x-attempt-count"] == "1"
+    assert (await repeats).headers["preference-applied"] == "wait=20"
 
 
 async def test_a_deadline_that_the_measured_rate_cannot_meet_is_refused_before_it_has_passed(
