@@ -19,7 +19,14 @@ from envoy_ext.domain.events import BeginRefused, JournalFailed, OwnershipLost, 
 from envoy_ext.domain.ids import OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.ownership import FIRST_TOKEN
-from envoy_ext.domain.records import AttemptEnded, AttemptStarted, OperationBegun, OperationEnded, Record
+from envoy_ext.domain.records import (
+    AttemptEnded,
+    AttemptStarted,
+    FirstDeltaSent,
+    OperationBegun,
+    OperationEnded,
+    Record,
+)
 from envoy_ext.ports import Clock, Journal, Observer, Trace, TraceKind
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.owed_ends import OwedEnds
@@ -58,8 +65,10 @@ class Recordings:
         return Recording(
             self._keeper.seat if self._keeper.may_act else None,
             after,
+            keyed=arrival.idempotency_key is not None,
             may_go_on=may_go_on,
-            may_act=lambda seat: self._keeper.holds(seat) or (may_go_on and self._unrecorded.is_down()),
+            may_start=lambda seat: self._keeper.holds(seat) or (may_go_on and self._unrecorded.is_down()),
+            keeper=self._keeper,
             journal=self._journal,
             owed=self._owed,
             clock=self._clock,
@@ -82,8 +91,10 @@ class Recording:
         seat: SeatId | None,
         after: OperationId | None,
         *,
+        keyed: bool,
         may_go_on: bool,
-        may_act: Callable[[SeatId], bool],
+        may_start: Callable[[SeatId], bool],
+        keeper: SeatKeeper,
         journal: Journal,
         owed: OwedEnds,
         clock: Clock,
@@ -92,12 +103,15 @@ class Recording:
     ) -> None:
         """`seat`: in which its operation begins; None for one that owns nothing in the store, from the start.
 
-        `may_act`: whether no other gateway can have taken over what was begun in a seat.
+        `may_start`: whether an attempt may start of what was begun in a seat.
         """
         self._seat = seat
         self._after = after
         self._may_go_on: Final = may_go_on
-        self._may_act = may_act
+        self._may_run_again = keyed
+        """Whether another gateway could let it run, should it take the operation over."""
+        self._may_start = may_start
+        self._keeper = keeper
         self._journal = journal
         self._owed = owed
         self._clock = clock
@@ -118,8 +132,18 @@ class Recording:
 
     @property
     def may_be_given_time(self) -> bool:
-        """Whether no other gateway can have taken the operation over. What owns nothing cannot be taken."""
-        return self._state is _State.NEVER or (self._seat is not None and self._may_act(self._seat))
+        """Whether the worker of an attempt may be let go on for another time to live.
+
+        Where another gateway could let the operation run again, it counts on that no time is given by one
+        that cannot keep its seat. What has no key, or has let out a first delta, is run by nobody again
+        (`domain.ownership.read_fence`), nor is what owns nothing in the store: that goes on, as its stream
+        does, until the seat is known to be lost.
+        """
+        if self._seat is None or self._state is _State.NEVER:
+            return True
+        if self._may_run_again:
+            return self._keeper.holds(self._seat)
+        return self._keeper.has(self._seat)
 
     async def append(
         self, taken: step.Step, answer: KeptAnswer | None = None
@@ -142,6 +166,7 @@ class Recording:
             return self._fall_behind(taken, asked=not isinstance(fault, StoreSilent))
         self._observer.note_journal(self._clock.now() - started, failed=False)
         if refusal is None:
+            self._may_run_again &= not any(isinstance(one, FirstDeltaSent) for one in taken.records)
             if self._trace is not None:
                 self._trace.add(taken.records[0].operation_id, TraceKind.RECORDED, taken.records)
         elif _find_begun(taken.records) is not None:
@@ -154,7 +179,7 @@ class Recording:
     ) -> OwnershipLost | BeginRefused | None:
         begun = _find_begun(records)
         starts = any(isinstance(record, AttemptStarted) for record in records)
-        if self._seat is None or (starts and not self.may_be_given_time):
+        if self._seat is None or (starts and not self._may_start(self._seat)):
             return OwnershipLost(refused=True)  # its lease could not be renewed
         try:
             if begun is not None:

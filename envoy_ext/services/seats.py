@@ -52,6 +52,10 @@ class SeatKeeper:
         """Whether what was begun in this seat may still be given time."""
         return self.may_act and self._seat is not None and self._seat.id == seat
 
+    def has(self, seat: SeatId) -> bool:
+        """Whether nobody has said that this seat is lost, however long ago its last beat was kept."""
+        return self._seat is not None and self._seat.id == seat and not self._seat.lost
+
     async def run(self) -> None:
         """Beat, until cancelled; return at once where nobody watches."""
         while not self._journal.exclusive:

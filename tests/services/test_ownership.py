@@ -1,12 +1,13 @@
 """Two gateways at one journal: what each does when the other has its key, or has found it gone."""
 
 from collections.abc import Callable
+from functools import partial
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
 from envoy_ext.domain.errors import SeatLost
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody
-from envoy_ext.domain.ids import OperationId, ReplicaId, SeatId
+from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, ReplicaId, SeatId
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import Ending, Reason
@@ -211,15 +212,35 @@ async def test_a_gateway_in_doubt_goes_on_with_a_stream_that_nobody_has_taken() 
     assert (await pair.a.operation()).ending is Ending.FINISHED
 
 
-async def test_a_gateway_in_doubt_grants_no_lease_and_refuses_none_for_good() -> None:
+async def test_a_gateway_in_doubt_gives_no_time_to_what_could_run_again_and_refuses_none_for_good() -> None:
+    pair = Pair()
+    client = await ask(pair.a, key="k")
+    _, receive, attempt_id = await start_attempt(pair.a, client)
+    leases = Leases(pair.a.exchanges, pair.a.fleet.streams, pair.clock)
+    (operation,) = await pair.journal.list_recent(1)
+    renew = partial(leases.renew, operation.operation_id, AttemptId(attempt_id), FencingToken(1))
+    pair.let_doubt_begin()
+    assert renew() is LeaseAnswer.NOT_NOW
+    await pair.a.keeper.beat()
+    assert renew() is LeaseAnswer.GRANTED
+    receive(AttemptAnswered(attempt_id, 200, SSE, "", ReplicaId("a"), end=False))
+    receive(AttemptBody(attempt_id, DELTA, end=False))
+    await pair.a.settle()
+    pair.let_doubt_begin()
+    assert renew() is LeaseAnswer.GRANTED, "no key runs again of which a first delta was recorded"
+
+
+async def test_a_gateway_in_doubt_gives_time_to_what_nobody_runs_again() -> None:
+    """Its stream goes on too, and without that it would be cut."""
     pair = Pair()
     played = await play_until_delta(pair.a)
     leases = Leases(pair.a.exchanges, pair.a.fleet.streams, pair.clock)
     operation_id = played.live.exchange.identity.operation_id
     pair.let_doubt_begin()
-    assert leases.renew(operation_id, played.attempt_id, 1) is LeaseAnswer.NOT_NOW
+    assert leases.renew(operation_id, played.attempt_id, FencingToken(1)) is LeaseAnswer.GRANTED
+    await pair.find_gone(pair.a)
     await pair.a.keeper.beat()
-    assert leases.renew(operation_id, played.attempt_id, 1) is LeaseAnswer.GRANTED
+    assert leases.renew(operation_id, played.attempt_id, FencingToken(1)) is not LeaseAnswer.GRANTED
 
 
 async def test_a_gateway_with_another_seat_grants_no_lease_of_the_one_before() -> None:

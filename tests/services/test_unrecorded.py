@@ -307,6 +307,24 @@ async def test_without_a_seat_while_the_store_works_nobody_goes_on() -> None:
     assert error_of(sent).error.code == "upstream_unavailable"
 
 
+async def test_what_began_before_the_seat_lapsed_may_start_while_the_store_is_down() -> None:
+    """As what has waited for a slot does."""
+    outage = Outage(exclusive=False)
+    played = Played(outage.sidecar, request_class=MAY)
+    await let_tasks_run()
+    let_the_seat_lapse(outage)
+    outage.journal.refused, outage.down = (AttemptStarted, FirstDeltaSent, OperationEnded), True
+    attempt_id = await played.attempt()
+    assert attempt_id is not None
+    assert await played.answer(attempt_id)
+    await played.end()
+    assert not headers_of(played.client).recorded
+    await outage.ends()
+    await outage.check()
+    (operation,) = await outage.journal.list_recent(10)
+    assert operation.state is OperationState.COMPLETED
+
+
 async def test_a_seat_that_is_lost_ends_what_began_in_it_and_not_what_is_in_no_store() -> None:
     outage = Outage(exclusive=False)
     begun = Played(outage.sidecar, request_class=MAY)
@@ -350,29 +368,6 @@ async def test_the_worker_of_an_unrecorded_attempt_is_given_time_without_a_seat(
     assert leases.renew(operation_id, attempt_id, FencingToken(1)) is LeaseAnswer.GRANTED
     outage.down = False
     assert leases.renew(operation_id, attempt_id, FencingToken(1)) is LeaseAnswer.GRANTED
-
-
-@pytest.mark.parametrize(
-    ("request_class", "down", "answer"),
-    [
-        (MAY, True, LeaseAnswer.GRANTED),
-        (MAY, False, LeaseAnswer.NOT_NOW),
-        ("batch", True, LeaseAnswer.NOT_NOW),
-    ],
-)
-async def test_the_worker_of_a_recorded_attempt_is_given_time_without_a_seat_where_it_may_go_on(
-    request_class: str, down: bool, answer: LeaseAnswer
-) -> None:
-    """Nobody else can run it again: it has no key."""
-    outage = Outage(exclusive=False)
-    leases = Leases(outage.sidecar.exchanges, outage.sidecar.fleet.streams, outage.clock)
-    played = Played(outage.sidecar, request_class=request_class)
-    attempt_id = await played.attempt()
-    assert attempt_id is not None
-    let_the_seat_lapse(outage)
-    outage.down = down
-    operation_id = played.live.exchange.identity.operation_id
-    assert leases.renew(operation_id, attempt_id, FencingToken(1)) is answer
 
 
 # --- a begin whose answer is lost -----------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.with_envoy.asking import Reply, ask, asking, mint_request_id, read_de
 from tests.with_envoy.gateway import Gateway, run_gateway
 
 WAIT_S = 20.0
-TTL_S = 1.0
+TTL_S = 2.0
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Ailing:
 
 @contextlib.asynccontextmanager
 async def run_ailing(how: str, directory: Path) -> AsyncIterator[Ailing]:
-    common = {"timeout": "500ms", "on_unavailable": "continue_unrecorded"}
+    common = {"timeout": "1s", "on_unavailable": "continue_unrecorded"}
     with contextlib.ExitStack() as opened:
         break_it: Callable[[], None]
         mend_it: Callable[[], Any]
@@ -71,7 +71,7 @@ async def run_ailing(how: str, directory: Path) -> AsyncIterator[Ailing]:
                 opened.callback(mend_it)
             else:
                 break_it, mend_it = server.kill, server.start
-        lease = {"ttl": f"{TTL_S:g}s", "renew": "300ms", "margin": "300ms"}
+        lease = {"ttl": f"{TTL_S:g}s", "renew": "500ms", "margin": "500ms"}
         classes = {"chat": {"unrecorded": True}, "batch": {}}
         async with run_gateway(
             directory, journal={**place, **common}, lease=lease, admission={"classes": classes}
