@@ -3,6 +3,7 @@
 It is one server, or the master that Sentinels name, or the node of a Cluster that has the slot.
 """
 
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ def _build_options(place: RedisPlace, login: Login, answer_s: float) -> dict[str
         # Else a CLIENT SETINFO begins each connection, which a narrow ACL refuses.
         "driver_info": None,
         "protocol": 2,
+        **_drop_what_is_given_up(answer_s),
     }
     if place.tls:
         _check_tls_files(place)
@@ -121,6 +123,18 @@ def _build_options(place: RedisPlace, login: Login, answer_s: float) -> dict[str
             "ssl_check_hostname": True,
         }
     return options
+
+
+def _drop_what_is_given_up(answer_s: float) -> dict[str, Any]:
+    """Options by which the kernel stops sending what no answer is waited for any more.
+
+    A closed connection goes on to send what the network has not taken, for many minutes; a begin that its
+    caller has given up would come about when a cut network heals. Linux; RFC 5482.
+    """
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return {}
+    option = {socket.TCP_USER_TIMEOUT: round(answer_s * 1000)}
+    return {"socket_keepalive": True, "socket_keepalive_options": option}
 
 
 def _check_tls_files(place: RedisPlace) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,15 @@ async def refusal(place: RedisPlace, prefix: str = "envoy-ext") -> str:
     with pytest.raises(JournalUnavailable) as caught:
         await RedisJournal.open(place, prefix)
     return str(caught.value)
+
+
+async def test_the_kernel_sends_nothing_later_of_what_was_given_up(journal: RedisJournal) -> None:
+    """A begin that arrives when a cut network heals would be of an operation that nobody runs."""
+    client = await journal._way.find()
+    (connection,) = client.connection_pool._available_connections
+    own = connection._writer.get_extra_info("socket")
+    limit_ms = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert 0 < limit_ms <= journal_redis_lane.CALL_S * 1000
 
 
 # --- answers that are lost ------------------------------------------------------------------
