@@ -5,8 +5,10 @@ Belongs to the command line; the sidecar itself never calls it.
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import aiohttp
 
@@ -20,6 +22,8 @@ CAPACITY_KEYS: Final = frozenset({"pool", "replicas", "unable", "room", "busiest
 """What the command line reckons with."""
 
 
+EXPORT_PAGE: Final = 200
+"""Operations in one answer: some 200 kB, and 5 ms of the loop that the sidecar's streams run on."""
 _IS_IT_ONE: Final = "is it a sidecar's operations port?"
 
 
@@ -38,6 +42,23 @@ async def fetch_operation(url: str, operation_id: str) -> dict[str, Any]:
 async def fetch_operations(url: str, limit: int) -> list[dict[str, Any]]:
     """The newest operations' JSON."""
     return await _fetch_list(url, f"operations?limit={limit}", "operations")
+
+
+async def stream_operations(
+    url: str, since: float, state: str | None
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The JSON of every operation that began since then, oldest first; asked for page by page."""
+    moment = datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z")
+    query = {"since": moment, "limit": str(EXPORT_PAGE)} | ({} if state is None else {"state": state})
+    place: str | None = None
+    while True:
+        path = f"operations?{urlencode(query | ({} if place is None else {'after': place}))}"
+        page = await _fetch_page(url, path, "operations")
+        for operation in page["operations"]:
+            yield operation
+        place = page.get("next")
+        if place is None:
+            return
 
 
 async def fetch_replicas(url: str) -> list[dict[str, Any]]:
@@ -106,12 +127,17 @@ async def _count_streams(url: str, replica: str) -> int:
 
 
 async def _fetch_list(url: str, path: str, key: str, missing: str | None = None) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = (await _fetch_page(url, path, key, missing))[key]
+    return listed
+
+
+async def _fetch_page(url: str, path: str, key: str, missing: str | None = None) -> dict[str, Any]:
+    """An answer that has a list under this key."""
     place = f"{url.rstrip('/')}/v1/{path}"
     found = await _fetch(place, missing=missing or f"{place}: is not there: {_IS_IT_ONE}")
-    listed = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(listed, list):
+    if not isinstance(found, dict) or not isinstance(found.get(key), list):
         raise OperationsUnavailable(f"{place}: answered something else: {_IS_IT_ONE}")
-    return listed
+    return found
 
 
 async def _fetch(url: str, method: str = "GET", token: str | None = None, missing: str = "") -> Any:

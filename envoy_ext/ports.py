@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from envoy_ext.domain.discovery import Told
 from envoy_ext.domain.events import Event
@@ -164,7 +164,6 @@ class StoreSize:
     """What they take in the store, without room that is free again; None: the store cannot tell."""
 
 
-@runtime_checkable
 class Archive(Protocol):
     """What has been, in the store of the journal: how much of it, since when, and how long it stays.
 
@@ -190,7 +189,7 @@ class Archive(Protocol):
         """
 
 
-class Store(Journal, ToolLedger, Protocol):
+class Store(Journal, ToolLedger, Archive, Protocol):
     """What a store is."""
 
 

@@ -32,7 +32,7 @@ from envoy_ext.ports import NO_OPERATION, StoreSize
 
 
 class MemoryJournal:
-    """`ports.Store` and `ports.Archive` for tests and for people who want no file.
+    """`ports.Store` for tests and for people who want no file.
 
     To be used from one event loop; nothing here waits, so a call cannot be interrupted half way. Several
     gateways share one only within a process, and say so.

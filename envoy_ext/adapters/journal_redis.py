@@ -50,7 +50,7 @@ def mint_suffix() -> str:
 
 
 class RedisJournal:
-    """`ports.Store` and `ports.Archive` at a Redis server, for any number of gateways.
+    """`ports.Store` at a Redis server, for any number of gateways.
 
     To be used from the event loop it was opened in.
     A call that is cancelled while it waits is done all the same: what it records may already have happened.

@@ -156,7 +156,7 @@ class SqliteJournalReader(_Reads):
 
 
 class SqliteJournal(_Reads):
-    """`ports.Store` and `ports.Archive` on one SQLite file that this process owns, or shares with others.
+    """`ports.Store` on one SQLite file that this process owns, or shares with others.
 
     Those others are on its machine. To be used from the event loop it was opened in. A call that is
     cancelled while it waits is done all the same: what it records may already have happened. A call is

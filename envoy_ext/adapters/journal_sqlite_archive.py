@@ -10,7 +10,7 @@ from typing import Final
 from envoy_ext.adapters import journal_sqlite_ledger as ledger
 from envoy_ext.ports import StoreSize
 
-MAX_FREED_BYTES: Final = 4 * 1024 * 1024
+MAX_FREED_BYTES: Final = 2 * 1024 * 1024
 """Of kept answers in one transaction: each page of theirs is looked at, and where SQLite is built to delete
 securely (Debian's is) overwritten, while others wait for the writer."""
 

@@ -37,7 +37,7 @@ from envoy_ext.adapters.ops_operations import (
 from envoy_ext.domain.capacity_report import PoolCapacity
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import ReplicaId
-from envoy_ext.ports import Journal, Observer
+from envoy_ext.ports import Observer, Store
 from envoy_ext.services.health import HealthState
 
 JOURNAL_PROBE_S: Final = 1.0
@@ -56,6 +56,7 @@ GET /healthz/live         a restart would not help
 GET /healthz/ready        requests may be sent here
 GET /metrics              Prometheus or OpenMetrics text
 GET /v1/operations        the journal, newest first: ?limit=&before=&state=
+                          from a moment on, oldest first: ?since=&limit=&after=&state=
 GET /v1/operations/{id}   one operation
 GET /v1/pools             the pools
 GET /v1/replicas          the replicas
@@ -74,7 +75,7 @@ class OpsServer:
     def __init__(
         self,
         *,
-        journal: Journal,
+        journal: Store,
         registry: CollectorRegistry,
         health: HealthState,
         observer: Observer,

@@ -1,4 +1,7 @@
-"""`GET /v1/operations`: what may be asked, and the page of the journal that answers it."""
+"""`GET /v1/operations`: what may be asked, and the page of the journal that answers it.
+
+Two orders: the newest first, or, with `since`, the oldest first from a moment on, for whoever wants all.
+"""
 
 import asyncio
 import re
@@ -6,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from envoy_ext.adapters.moment_codec import parse_moment
 from envoy_ext.adapters.operation_codec import build_operation_json
 from envoy_ext.adapters.ops_answers import dump_json
 from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import OperationState
-from envoy_ext.ports import Journal
+from envoy_ext.ports import NO_OPERATION, Store
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1_000
@@ -25,6 +29,11 @@ _ENCODED_AT_ONCE: Final = 50
 _OPERATION_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+Place = tuple[float, OperationId]
+"""When an operation began, and its id: where a listing that is oldest first stands."""
+_PLACE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,20})?)~([A-Za-z0-9_-]{1,64})", re.ASCII)
+
+
 class BadQuery(Exception):
     """The query cannot be understood; the text is for the caller and repeats nothing of it."""
 
@@ -36,14 +45,17 @@ class ListingQuery:
     limit: int = DEFAULT_LIMIT
     before: OperationId | None = None
     state: OperationState | None = None
+    since: Place | None = None
+    """Oldest first, from behind this place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Operations, newest first, and where the next page goes on (None: there is no more)."""
+    """Operations, and where the next page goes on (None: there is no more)."""
 
     operations: list[Operation]
-    next: OperationId | None
+    next: str | None
+    """For `before`, or for `after` where the oldest come first."""
 
 
 def read_operation_id(text: str) -> OperationId | None:
@@ -55,20 +67,25 @@ def read_listing_query(parameters: Iterable[tuple[str, str]]) -> ListingQuery:
     """The query's parameters, or a `BadQuery` that says which one is wrong."""
     given: dict[str, str] = {}
     for name, value in parameters:
-        if name not in ("limit", "before", "state"):
-            raise BadQuery("The parameters are limit, before and state.")
+        if name not in ("limit", "before", "state", "since", "after"):
+            raise BadQuery("The parameters are limit, state, before, since and after.")
         if name in given:
             raise BadQuery(f"{name}: is given twice.")
         given[name] = value
+    if "before" in given and ("since" in given or "after" in given):
+        raise BadQuery("before: lists the newest first, since and after the oldest: give one of them.")
     return ListingQuery(
         limit=_read_limit(given["limit"]) if "limit" in given else DEFAULT_LIMIT,
         before=_read_before(given["before"]) if "before" in given else None,
         state=_read_state(given["state"]) if "state" in given else None,
+        since=_read_since(given.get("since"), given.get("after")),
     )
 
 
-async def list_page(journal: Journal, query: ListingQuery) -> Page:
+async def list_page(journal: Store, query: ListingQuery) -> Page:
     """One page of the journal, or a `BadQuery` when `before` is not in it."""
+    if query.since is not None:
+        return await _list_since(journal, query, query.since)
     if query.before is not None and await journal.get(query.before) is None:
         raise BadQuery("before: no operation has this id.")
     if query.state is None:
@@ -90,7 +107,25 @@ async def encode_page(page: Page) -> str:
     return f'{{"operations":[{",".join(encoded)}],"next":{dump_json(page.next)}}}'
 
 
-async def _list_by_state(journal: Journal, query: ListingQuery, state: OperationState) -> Page:
+async def _list_since(journal: Store, query: ListingQuery, since: Place) -> Page:
+    """From a place on, until the page is full; the same look ahead as below."""
+    page: list[Operation] = []
+    place = since
+    size = query.limit + 1 if query.state is None else _SCAN_PAGE
+    for _ in range(MAX_SCANNED // _SCAN_PAGE):
+        found = await journal.list_since(place[0], size, place[1])
+        for operation in found:
+            if len(page) == query.limit:
+                return Page(page, _write_place(place))
+            if query.state is None or operation.state is query.state:
+                page.append(operation)
+            place = (operation.created_at, operation.operation_id)
+        if len(found) < size:
+            return Page(page, None)
+    return Page(page, _write_place(place))
+
+
+async def _list_by_state(journal: Store, query: ListingQuery, state: OperationState) -> Page:
     """Walk the journal until the page is full; look one operation ahead, so that `next` is true."""
     page: list[Operation] = []
     last = query.before
@@ -111,6 +146,25 @@ def _read_limit(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_LIMIT:
         return int(text)
     raise BadQuery(f"limit: must be a whole number from 1 to {MAX_LIMIT}.")
+
+
+def _read_since(since: str | None, after: str | None) -> Place | None:
+    if after is not None:
+        found = _PLACE.fullmatch(after)
+        if found is None:
+            raise BadQuery("after: must be the next of the page before.")
+        return float(found[1]), OperationId(found[2])
+    if since is None:
+        return None
+    try:
+        return parse_moment(since), NO_OPERATION
+    except ValueError as mistake:
+        raise BadQuery(f"since: {mistake}.") from None
+
+
+def _write_place(place: Place) -> str:
+    # Not in the form of an exponent, which no clock of ours has, and with every digit of the float.
+    return f"{place[0]!r}~{place[1]}"
 
 
 def _read_before(text: str) -> OperationId:

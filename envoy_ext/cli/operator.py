@@ -3,13 +3,16 @@
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from envoy_ext.cli.options import DEFAULT_URL, ConfigOption, JsonOption, TokenFileOption, UrlOption, fail
+from envoy_ext.domain.outcomes import OperationState
 
+_WHEN = "How long ago, such as 15m, 24h or 7d, or a moment, such as 2026-11-30T18:00:00Z."
 ReplicaArgument = Annotated[str, typer.Argument(help="Its id, as `status` shows it.")]
 
 operations = typer.Typer(no_args_is_help=True, help="Read the journal of operations.")
@@ -53,6 +56,45 @@ def operations_list(
         print(json.dumps(found, indent=2))
     else:
         print_text(Console(), build_operations_text(found))
+
+
+@operations.command("export")
+def operations_export(
+    since: Annotated[str, typer.Option(metavar="WHEN", help=_WHEN)],
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Before then.")] = None,
+    state: Annotated[OperationState | None, typer.Option(help="Only those in this state.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help=f"A sidecar's operations port; {DEFAULT_URL} unless given.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Read a SQLite journal's file itself, without a sidecar."),
+    ] = None,
+) -> None:
+    """Every operation that began since then, oldest first: one JSON object a line.
+
+    Each is what `operations show --json` prints. Prompts, answers and what tools were told are not in it.
+    """
+    from envoy_ext.cli.export import read_file, write_lines
+    from envoy_ext.operations_client import stream_operations
+
+    now = time.time()
+    begin = _read_when("--since", since, now)
+    end = None if until is None else _read_when("--until", until, now)
+    word = None if state is None else state.value
+    if file is not None and url is not None:
+        raise typer.BadParameter("--url and --file: give one of the two")
+    found = read_file(file, begin, word) if file else stream_operations(url or DEFAULT_URL, begin, word)
+    asyncio.run(write_lines(found, end))
+
+
+def _read_when(option: str, text: str, now: float) -> float:
+    from envoy_ext.adapters.moment_codec import parse_when
+
+    try:
+        return parse_when(text, now)
+    except ValueError as mistake:
+        raise typer.BadParameter(f"{option}: {mistake}") from None
 
 
 def status(url: UrlOption = DEFAULT_URL, as_json: JsonOption = False) -> None:

@@ -26,7 +26,7 @@ from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
-from envoy_ext.ports import NO_OPERATION, Archive, Clock, Observer, Store, StoreSize
+from envoy_ext.ports import NO_OPERATION, Clock, Observer, Store, StoreSize
 
 PROBE_EVERY_S: Final = 1.0
 """From the end of one probe to the next: how late it may be noticed that the store is back."""
@@ -42,7 +42,7 @@ _Work = Callable[[], Awaitable[_Result]]
 
 
 class GuardedStore:
-    """`ports.Store` and `ports.Archive` around another. Used from one event loop, with `run` beside it."""
+    """`ports.Store` around another. Used from one event loop, with `run` beside it."""
 
     def __init__(self, store: Store, clock: Clock, observer: Observer, *, timeout_s: float) -> None:
         self._store = store
@@ -232,19 +232,14 @@ class GuardedStore:
 
     # --- ports.Archive ------------------------------------------------------------------------
 
-    def _find_archive(self) -> Archive:
-        if not isinstance(self._store, Archive):
-            raise JournalUnavailable("this store does not tell what it has kept, and forgets nothing")
-        return self._store
-
     async def forget(self, before: float, limit: int) -> int:
-        return await self._look(partial(self._find_archive().forget, before, limit))
+        return await self._look(partial(self._store.forget, before, limit))
 
     async def measure(self) -> StoreSize:
-        return await self._look(self._find_archive().measure)
+        return await self._look(self._store.measure)
 
     async def list_since(self, at: float, limit: int, after: OperationId = NO_OPERATION) -> list[Operation]:
-        return await self._look(partial(self._find_archive().list_since, at, limit, after))
+        return await self._look(partial(self._store.list_since, at, limit, after))
 
 
 async def _next(found: AsyncIterator[Operation]) -> Operation | None:

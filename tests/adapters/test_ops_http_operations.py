@@ -1,16 +1,17 @@
 """The journal over the operations port: one operation, and pages of many."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.adapters.operation_codec import build_operation_json, format_time
 from envoy_ext.adapters.ops_operations import MAX_LIMIT, MAX_SCANNED
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.records import Record
 from tests.support.journals import keep
 from tests.support.ops_port import OpsPort
-from tests.support.records import attempt_started, begun, first_delta_sent, interrupted, whole_life
+from tests.support.records import START, attempt_started, begun, first_delta_sent, interrupted, whole_life
 
 
 def failed(operation: str) -> list[Record]:
@@ -151,8 +152,8 @@ async def test_a_state_that_is_rare_is_looked_for_in_bounded_steps(ops: OpsPort)
         ("before=%ff", "before"),
         ("state=Failed", "state"),
         ("state=", "state"),
-        ("stat=failed", "The parameters are limit, before and state."),
-        ("=", "The parameters are limit, before and state."),
+        ("stat=failed", "The parameters are limit, state, before, since and after."),
+        ("=", "The parameters are limit, state, before, since and after."),
     ],
 )
 async def test_a_query_that_cannot_be_meant_is_a_400_that_says_which_part(
@@ -169,3 +170,74 @@ async def test_a_query_that_cannot_be_meant_is_a_400_that_says_which_part(
 async def test_the_states_that_may_be_asked_for_are_in_the_complaint(ops: OpsPort) -> None:
     reply = await ops.ask("/v1/operations?state=odd")
     assert reply.json["error"]["message"] == "state: must be one of running, completed, failed, cancelled."
+
+
+# --- oldest first -----------------------------------------------------------------------------
+
+
+def at(second: float) -> str:
+    return format_time(START + second) or ""
+
+
+async def fill_by_time(ops: OpsPort, count: int) -> None:
+    """As `fill`, one second apart; the first two at once."""
+    for number in range(count):
+        records = failed(f"op_{number:02}") if number % 3 == 0 else whole_life(f"op_{number:02}")
+        records[0] = replace(records[0], at=START + max(1, number))
+        await keep(ops.journal, records)
+
+
+async def walk_since(ops: OpsPort, query: str) -> list[str]:
+    found, following = await list_ids(ops, f"?{query}")
+    while following is not None:
+        page, following = await list_ids(ops, f"?{query}&after={following}")
+        found += page
+    return found
+
+
+async def test_since_a_moment_operations_come_oldest_first(ops: OpsPort) -> None:
+    await fill_by_time(ops, 5)
+    ids, following = await list_ids(ops, f"?since={at(2)}&limit=2")
+    assert ids == ["op_02", "op_03"]
+    assert await list_ids(ops, f"?after={following}") == (["op_04"], None)
+    assert await list_ids(ops, f"?since={at(5)}") == ([], None)
+    assert await list_ids(ops, "?since=2025-06-15") == ([f"op_{n:02}" for n in range(5)], None)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, MAX_LIMIT])
+async def test_following_next_meets_every_operation_since_once(ops: OpsPort, limit: int) -> None:
+    await fill_by_time(ops, 31)
+    ids = [f"op_{number:02}" for number in range(31)]
+    assert await walk_since(ops, f"since={at(0)}&limit={limit}") == ids
+    assert await walk_since(ops, f"since={at(0)}&limit={limit}&state=failed") == ids[::3]
+    assert await walk_since(ops, f"since={at(0)}&limit={limit}&state=running") == []
+
+
+async def test_a_rare_state_since_does_not_make_one_request_read_the_whole_journal(ops: OpsPort) -> None:
+    for number in range(MAX_SCANNED + 5):
+        await keep(ops.journal, [replace(begun(f"op_{number:04}"), at=START + number)])
+    ids, following = await list_ids(ops, f"?since={at(0)}&state=failed")
+    assert ids == []
+    assert following is not None
+    assert following.endswith(f"~op_{MAX_SCANNED - 1:04}")
+    assert await list_ids(ops, f"?after={following}&state=failed") == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("since=yesterday", "since: not a moment: write 2026-11-30T18:00:00Z"),
+        ("since=2025-02-30", "since: no such moment"),
+        ("since=2025-06-15&since=2025-06-15", "since: is given twice."),
+        ("since=2025-06-15&before=op_1", "before: lists the newest first"),
+        ("after=op_1", "after: must be the next of the page before."),
+        ("after=1e9~op_1", "after: must be the next of the page before."),
+        ("after=1~", "after: must be the next of the page before."),
+    ],
+)
+async def test_a_listing_since_that_cannot_be_understood_is_told_why(
+    ops: OpsPort, query: str, said: str
+) -> None:
+    reply = await ops.ask(f"/v1/operations?{query}")
+    assert reply.status == 400
+    assert error_of(reply.json)[1].startswith(said)
