@@ -100,22 +100,15 @@ class RedisJournal:
         base = f"{{{prefix}}}:"
         way = build_way(place, f"{base}journal", ANSWER_S + (replicas.timeout_s if replicas else 0.0))
         try:
-            facts = await cls._look(way, place.shown, base)
+            facts = await _look_at(way, place.shown)
+            await cls._probe(way, place.shown, base)
             return cls(place, way, prefix, facts, replicas, suffix, call_s)
         except BaseException:  # whatever it was, nothing stays open
             await way.close()
             raise
 
     @staticmethod
-    async def _look(way: Way, place: str, base: str) -> ServerFacts:
-        try:
-            async with asyncio.timeout(OPEN_S):
-                facts = await read_facts(await way.find())
-        except (RedisError, RedisClusterException, OSError) as fault:
-            raise build_unavailable(place, "opened", fault) from fault
-        eviction = find_eviction(facts)
-        if eviction is not None:
-            raise JournalUnavailable(f"the journal at {place} cannot be opened: {eviction}")
+    async def _probe(way: Way, place: str, base: str) -> None:
         lane = Lane(way, place, "opened")
         failed = await lane.submit(scripts.PROBE, f"{base}journal", base)
         if failed:
@@ -123,7 +116,6 @@ class RedisJournal:
             raise JournalUnavailable(
                 f"the journal at {place} cannot be opened: {explain_probe(command, answer)}"
             )
-        return facts
 
     # --- operations ---------------------------------------------------------------------------
 
@@ -322,3 +314,27 @@ class RedisJournal:
                 f"the journal at {self._place} cannot be read: its index names an operation that is not there"
             )
         return operation
+
+
+async def look_at_server(place: RedisPlace, prefix: str = "envoy-ext") -> ServerFacts:
+    """What the server says of itself, and nothing is written there.
+
+    `JournalUnavailable` when it cannot be asked, or could drop records.
+    """
+    way = build_way(place, f"{{{prefix}}}:journal")
+    try:
+        return await _look_at(way, place.shown)
+    finally:
+        await way.close()
+
+
+async def _look_at(way: Way, place: str) -> ServerFacts:
+    try:
+        async with asyncio.timeout(OPEN_S):
+            facts = await read_facts(await way.find())
+    except (RedisError, RedisClusterException, OSError) as fault:
+        raise build_unavailable(place, "opened", fault) from fault
+    eviction = find_eviction(facts)
+    if eviction is not None:
+        raise JournalUnavailable(f"the journal at {place} cannot be opened: {eviction}")
+    return facts

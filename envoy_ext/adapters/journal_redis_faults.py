@@ -81,7 +81,11 @@ def explain_fault(fault: Exception) -> str:
         return f"{known}: {_MENDS[known]}"
     text = str(fault)
     if "Cluster mode is not enabled" in text or "cluster support disabled" in text:
-        return "it is no node of a Redis Cluster: remove journal.cluster"
+        # The client says so too where CLUSTER SLOTS is refused.
+        return (
+            "it is no node of a Redis Cluster: remove journal.cluster; "
+            "or its ACL does not let this user run CLUSTER SLOTS: docs/stores.md has the line that does"
+        )
     if isinstance(fault, exceptions.ResponseError):
         return _explain_answer(text)
     if isinstance(fault, exceptions.ConnectionError | OSError | exceptions.RedisClusterException):

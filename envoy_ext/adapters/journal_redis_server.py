@@ -104,4 +104,14 @@ def list_doubts(facts: ServerFacts, wait_replicas: int) -> tuple[str, ...]:
             f"the server has {facts.replicas} replicas and {wait_replicas} are waited for: one without the "
             "last records could follow it, so store_failover is not promised"
         )
+    if wait_replicas and facts.append_only is False:
+        doubts.append(
+            "the server writes nothing to its disk (appendonly no): if it restarts before another follows, "
+            "it is empty, and so are its replicas then"
+        )
+    if facts.replicas is not None and facts.replicas < wait_replicas:
+        doubts.append(
+            f"the server has {facts.replicas} replicas and {wait_replicas} are waited for: no write counts "
+            "until it has them"
+        )
     return tuple(doubts)

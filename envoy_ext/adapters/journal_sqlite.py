@@ -41,7 +41,7 @@ from envoy_ext.domain.records import OperationBegun, Record, find_operation
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall, check_end
 from envoy_ext.ports import NO_OPERATION, StoreSize
 
-_GUARANTEES: Final[dict[Synchronous, frozenset[str]]] = {
+GUARANTEES: Final[dict[Synchronous, frozenset[str]]] = {
     # https://www.sqlite.org/pragma.html#pragma_synchronous: in WAL mode NORMAL syncs at checkpoints
     # only, so a power cut may roll the last commits back; FULL syncs the WAL after each commit.
     "normal": frozenset({"process_death"}),
@@ -176,7 +176,7 @@ class SqliteJournal(_Reads):
         self._writer = writer
         self._lock = lock
         self.exclusive: Final = not lock.shared
-        self.guarantees: Final = _GUARANTEES[synchronous]
+        self.guarantees: Final = GUARANTEES[synchronous]
         """What appended records survive: `process_death`, and `power_loss` when synchronous is full."""
 
     @classmethod

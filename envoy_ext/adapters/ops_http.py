@@ -176,13 +176,14 @@ class OpsServer:
         asked = "journal" not in faults and not self._health.serves_without_store()
         if asked and not await self._can_read_journal():
             faults = (*faults, "journal")
-        return self._answer_health(faults)
+        return self._answer_health(faults, survives=sorted(self._journal.guarantees))
 
-    def _answer_health(self, faults: tuple[str, ...]) -> web.Response:
+    def _answer_health(self, faults: tuple[str, ...], **more: object) -> web.Response:
         body: dict[str, object] = {
             "status": "failing" if faults else "ok",
             "failing": list(faults),
             "inflight": self._count_inflight(),
+            **more,
         }
         if "fatal" in faults:
             body["fatal"] = self._health.fatal

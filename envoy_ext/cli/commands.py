@@ -18,7 +18,7 @@ import typer
 from envoy_ext import __version__
 from envoy_ext.cli.operator import capacity, drain, operations, status, undrain
 from envoy_ext.cli.options import ConfigOption, EnvoyOption, fail
-from envoy_ext.domain.errors import ConfigError, EnvoyExtError
+from envoy_ext.domain.errors import ConfigError, EnvoyExtError, JournalUnavailable
 from envoy_ext.worker.settings import GATEWAYS, EngineKind
 
 cli = typer.Typer(
@@ -106,11 +106,16 @@ def check(config: ConfigOption, envoy: EnvoyOption = None) -> None:
     from envoy_ext.adapters.ops_guard import read_token_file
     from envoy_ext.config import load_config
     from envoy_ext.stack import validate_with_envoy
+    from envoy_ext.wiring.journal import describe_journal
 
     loaded = load_config(config)
     if loaded.operations.token_file is not None:
         read_token_file(loaded.operations.token_file)
     print(f"{config}: the configuration is good")
+    try:
+        print("\n".join(asyncio.run(describe_journal(loaded.journal))))
+    except JournalUnavailable as away:
+        print(f"the journal was not looked at: {away}")
     try:
         binary = find_envoy(envoy)
     except EnvoyNotFound as missing:

@@ -7,10 +7,11 @@ import logging
 from pathlib import Path
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.adapters.journal_redis import RedisJournal
+from envoy_ext.adapters.journal_redis import RedisJournal, look_at_server
 from envoy_ext.adapters.journal_redis_lane import Replicas
+from envoy_ext.adapters.journal_redis_server import derive_guarantees, list_doubts
 from envoy_ext.adapters.journal_redis_way import Login, RedisPlace
-from envoy_ext.adapters.journal_sqlite import SqliteJournal
+from envoy_ext.adapters.journal_sqlite import GUARANTEES, SqliteJournal
 from envoy_ext.config import Config, Journal
 from envoy_ext.domain.errors import ConfigError
 from envoy_ext.ports import Store
@@ -29,6 +30,24 @@ async def open_journal(config: Config) -> Store:
         for doubt in store.doubts:
             log.warning("journal_doubt", extra={"place": place, "detail": doubt})
     return store
+
+
+async def describe_journal(journal: Journal) -> list[str]:
+    """Where the journal is and what it survives, in lines for people; writes nothing and starts nothing.
+
+    Raises:
+        JournalUnavailable: a Redis server cannot be asked, or could drop records.
+        ConfigError: a file of a password cannot be read.
+    """
+    doubts: tuple[str, ...] = ()
+    if journal.store == "redis":
+        facts = await look_at_server(build_place(journal), journal.prefix)
+        kept = derive_guarantees(facts, journal.wait_replicas)
+        doubts = list_doubts(facts, journal.wait_replicas)
+    else:
+        kept = GUARANTEES[journal.synchronous] if journal.store == "sqlite" else MemoryJournal.guarantees
+    survives = ", ".join(sorted(kept)) or "nothing"
+    return [f"the journal, {journal.store} at {show_place(journal)}, survives: {survives}", *doubts]
 
 
 async def _open(journal: Journal) -> Store:

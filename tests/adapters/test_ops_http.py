@@ -55,7 +55,8 @@ async def test_a_health_answer_names_what_fails(ops: OpsPort) -> None:
         "inflight": 3,
     }
     ops.health.started = True
-    assert (await ops.ask("/healthz/ready")).json == {"status": "ok", "failing": [], "inflight": 3}
+    ready = (await ops.ask("/healthz/ready")).json
+    assert ready == {"status": "ok", "failing": [], "inflight": 3, "survives": []}, "what the store survives"
     ops.health.draining = True
     ops.health.note_journal(2.0, failed=True)
     assert (await ops.ask("/healthz/ready")).json["failing"] == ["draining", "journal"]

@@ -92,6 +92,19 @@ async def test_a_right_to_other_keys_is_none(server: RedisServer) -> None:
     await journal.close()
 
 
+async def test_another_database_needs_one_more_right(server: RedisServer) -> None:
+    place = RedisPlace(nodes=(("127.0.0.1", server.port),), login=LOGIN, db=1)
+    allow(server, RIGHTS)
+    with pytest.raises(JournalUnavailable, match="does not let this user run SELECT"):
+        await RedisJournal.open(place)
+    assert "+select" in DOC.read_text()
+    allow(server, [*RIGHTS, "+select"])
+    journal = await RedisJournal.open(place)
+    await use_everything(journal)
+    await journal.close()
+    assert list_denials(server) == []
+
+
 async def test_a_server_that_may_not_be_asked_promises_little_and_leaves_a_doubt(server: RedisServer) -> None:
     with server.ask() as asked:
         asked.config_set("appendonly", "yes")

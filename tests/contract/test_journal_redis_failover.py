@@ -16,6 +16,7 @@ from envoy_ext.adapters.journal_redis_way import RedisPlace
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, SeatId
 from envoy_ext.domain.ownership import FIRST_TOKEN
+from tests.contract.test_journal_redis_access import DOC, LOGIN, RIGHTS, allow, list_denials
 from tests.support.journals import keep, use_everything
 from tests.support.records import begun, ended
 from tests.support.redis_server import RedisServer, pick_port, redis_server
@@ -145,11 +146,10 @@ async def test_a_replica_that_is_not_waited_for_could_follow_so_nothing_is_promi
         wait_replicated(pair.master, 2)
         journal = await RedisJournal.open(at(pair.master), replicas=ONE)
         assert journal.guarantees == {"process_death"}
-        assert ["2 replicas and 1 are waited for" in doubt for doubt in journal.doubts] == [True]
+        assert "2 replicas and 1 are waited for" in journal.doubts[0]
         await journal.close()
         journal = await RedisJournal.open(at(pair.master), replicas=Replicas(2, 0.5))
         assert journal.guarantees == {"process_death", "store_failover"}
-        assert journal.doubts == ()
         await keep(journal, [begun()])
         await journal.close()
 
@@ -164,9 +164,11 @@ async def test_a_replica_that_is_not_waited_for_could_follow_so_nothing_is_promi
         (ServerFacts("7", False, "always", "noeviction", 0), 0, set(), 0),
         (ServerFacts("7", True, None, "noeviction", 0), 0, set(), 1),
         (ServerFacts("7", False, None, "noeviction", 1), 0, set(), 0),
-        (ServerFacts("7", False, None, "noeviction", 1), 1, {"store_failover"}, 0),
+        (ServerFacts("7", False, None, "noeviction", 1), 1, {"store_failover"}, 1),
+        (ServerFacts("7", True, "everysec", "noeviction", 1), 1, {"store_failover"}, 0),
         (ServerFacts("7", True, "always", "noeviction", 3), 2, {"power_loss"}, 1),
         (ServerFacts("7", True, "always", "noeviction", 2), 2, {"power_loss", "store_failover"}, 0),
+        (ServerFacts("7", False, None, "noeviction", 0), 1, {"store_failover"}, 2),
         (ServerFacts(), 1, {"store_failover"}, 2),
         (ServerFacts(), 0, set(), 2),
     ],
@@ -228,6 +230,22 @@ async def test_a_master_that_dies_is_followed_and_nothing_that_a_replica_confirm
     await journal.append([ended("op_0_1")], FIRST_TOKEN)
     await use_everything(journal, "op_after")
     await journal.close()
+
+
+async def test_the_documented_right_at_a_sentinel_is_enough(pair: Pair, sentinel: RedisServer) -> None:
+    allow(pair.master, RIGHTS)
+    assert "`+sentinel|masters`" in DOC.read_text()
+    place = RedisPlace(
+        nodes=(("127.0.0.1", sentinel.port),), service="main", login=LOGIN, sentinel_login=LOGIN
+    )
+    allow(sentinel, ["on", ">PASSWORD", "-@all", "resetchannels"])
+    with pytest.raises(JournalUnavailable, match=r"does not let this user run SENTINEL\|MASTERS"):
+        await RedisJournal.open(place)
+    allow(sentinel, ["on", ">PASSWORD", "-@all", "resetchannels", "+sentinel|masters"])
+    journal = await RedisJournal.open(place)
+    await use_everything(journal)
+    await journal.close()
+    assert list_denials(sentinel) == list_denials(pair.master) == []
 
 
 async def test_a_service_that_no_sentinel_knows_is_said(sentinel: RedisServer) -> None:
@@ -328,6 +346,22 @@ async def test_a_node_of_a_cluster_that_dies_takes_nothing_with_it_that_its_repl
     await end(loads)
     assert await load.list_lost() == set()
     await journal.close()
+
+
+async def test_the_documented_rights_at_a_cluster_are_enough(cluster: Cluster) -> None:
+    rights = (RIGHTS, [*RIGHTS, *["+cluster|slots", "+command"]])
+    assert "`+cluster|slots +command`" in DOC.read_text()
+    place = at(cluster.owner, cluster=True, login=LOGIN)
+    for some in rights:
+        for node in cluster.nodes:
+            allow(node, some)
+        if some is RIGHTS:
+            with pytest.raises(JournalUnavailable, match="does not let this user run CLUSTER SLOTS"):
+                await RedisJournal.open(place)
+    journal = await RedisJournal.open(place)
+    await use_everything(journal)
+    await journal.close()
+    assert [denial for node in cluster.nodes for denial in list_denials(node)] == []
 
 
 async def test_a_node_of_a_cluster_that_is_taken_for_a_server_says_so(cluster: Cluster) -> None:

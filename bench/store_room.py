@@ -1,0 +1,98 @@
+"""What an operation takes in a store: its room, and the CPU time of a Redis server.
+
+    python bench/store_room.py [--operations 20000]
+
+Whole lives of five calls each are written by 500 tasks at once, as one gateway writes them: to a real
+redis-server that keeps nothing on its disk, and to a SQLite file. Room is what the server says of its memory,
+or the size of the file, after against before.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from envoy_ext.adapters.journal_redis import RedisJournal
+from envoy_ext.adapters.journal_redis_way import RedisPlace
+from envoy_ext.adapters.journal_sqlite import SqliteJournal
+from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.ownership import FIRST_TOKEN
+from envoy_ext.ports import Store
+from tests.support.records import whole_life
+from tests.support.redis_server import RedisServer, redis_server
+
+AT_ONCE = 500
+CALLS = 5
+ANSWER = KeptAnswer(200, (("content-type", "application/json"),), b"x" * 1_000)
+KINDS: dict[str, tuple[bool, KeptAnswer | None]] = {
+    "without a key": (False, None),
+    "with a key": (True, None),
+    "with a key and an answer of 1,000 bytes": (True, ANSWER),
+}
+
+
+async def write(store: Store, count: int, keyed: bool, answer: KeptAnswer | None) -> float:
+    """The seconds it took."""
+    seat = await store.take_seat("edge-1.example:4711")
+
+    async def live(number: int) -> None:
+        keys = {"key_hash": f"{number:064}"} if keyed else {}
+        first, *rest, last = whole_life(f"op_01JXSE0N4R1A2B3C4D5E{number:06}", **keys)
+        await store.begin(first, seat)
+        for record in rest:
+            await store.append([record], FIRST_TOKEN)
+        await store.append([last], FIRST_TOKEN, answer)
+
+    began = time.monotonic()
+    for low in range(0, count, AT_ONCE):
+        await asyncio.gather(*(live(number) for number in range(low, min(count, low + AT_ONCE))))
+    return time.monotonic() - began
+
+
+def read_server(server: RedisServer) -> tuple[int, float]:
+    """The bytes it uses, and the CPU seconds it has had."""
+    with server.ask() as asked:
+        cpu = asked.info("cpu")
+        used: int = asked.info("memory")["used_memory"]
+        return used, cpu["used_cpu_sys"] + cpu["used_cpu_user"]
+
+
+def tell(store: str, kind: str, room: float, seconds: float, count: int, cpu: str) -> None:
+    print(f"{store:8}{kind:42}{room / count:10,.0f} B{count / seconds:10,.0f}/s{cpu}")
+
+
+async def measure_redis(count: int, kind: str) -> None:
+    with tempfile.TemporaryDirectory() as directory, redis_server(Path(directory)) as server:
+        journal = await RedisJournal.open(RedisPlace(nodes=(("127.0.0.1", server.port),)))
+        before = read_server(server)
+        seconds = await write(journal, count, *KINDS[kind])
+        after = read_server(server)
+        await journal.close()
+        cpu = f"{(after[1] - before[1]) / (count * CALLS) * 1e6:8.1f} us of Redis' CPU for each call"
+        tell("redis", kind, after[0] - before[0], seconds, count, cpu)
+
+
+async def measure_sqlite(count: int, kind: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "journal.db"
+        journal = await SqliteJournal.open(path)
+        seconds = await write(journal, count, *KINDS[kind])
+        await journal.close()
+        tell("sqlite", kind, path.stat().st_size, seconds, count, "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operations", type=int, default=20_000)
+    count = parser.parse_args().operations
+    for one in (measure_redis, measure_sqlite):
+        for kind in KINDS:
+            asyncio.run(one(count, kind))
+
+
+if __name__ == "__main__":
+    main()
