@@ -228,6 +228,7 @@ class App:
             connections=self._socket_diag,
             trace=self._trace,
             keeping=build_keeping(config.idempotency),
+            ledger=None if config.tools is None else journal,
         )
         journal.on_back(self._exchanges.note_store_back)
         arrivals = Arrivals(

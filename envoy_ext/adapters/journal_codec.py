@@ -43,7 +43,7 @@ _KINDS: Final[dict[type[Record], str]] = {
     AttemptEnded: "attempt_ended",
     OperationEnded: "operation_ended",
 }
-_LATER_FIELDS: Final = ("ledger_id",)
+_LATER_FIELDS: Final = ("ledger_id", "tool_call_id")
 """Left out where they say nothing: a record then is as releases before them wrote and read it."""
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -257,6 +257,7 @@ def _read_operation_ended(fields: Fields) -> OperationEnded:
         delivered_output_tokens=fields.count("delivered_output_tokens"),
         delivered_bytes=fields.count("delivered_bytes"),
         model_revision=fields.text_or_none("model_revision"),
+        tool_call_id=None if fields.is_absent("tool_call_id") else fields.text("tool_call_id"),
     )
 
 

@@ -1,12 +1,14 @@
 """One try at one replica: gate, hold, release.
 
     GATED ── start ──> STARTED ── answer ──> HOLDING ── first delta / end ──> RELEASED
-      │                   │                     ├── failed, may be repeated ──> FAILED_OVER
-      │ refuse            │ lose                └── failed for good ──────────> WITHHELD
-      └──> REFUSED        └──> LOST
+      │                ↑  │                     ├── failed, may be repeated ──> FAILED_OVER
+      ├─ check ─> CHECKING│ lose                └── failed for good ──────────> WITHHELD
+      │ refuse      │     └──> LOST
+      └──> REFUSED <┘ refuse
 
-LOST: Envoy answered in the replica's place, or the replica's machine answers nothing. FAILED_OVER: the
-ingress hop replays. WITHHELD and REFUSED: the client gets our error.
+CHECKING: its start is recorded, so earlier attempts can begin no call of a tool any more, and it is looked
+up what they began. LOST: Envoy answered in the replica's place, or the replica's machine answers nothing.
+FAILED_OVER: the ingress hop replays. WITHHELD and REFUSED: the client gets our error.
 
 The machine knows nothing of other attempts; whether a replay is allowed is its exchange's
 question. Two kinds of evidence end an attempt, in any order: its stream's end and its log entry.
@@ -36,6 +38,7 @@ class AttemptState(StrEnum):
     """Where an attempt stands with its filter."""
 
     GATED = "gated"
+    CHECKING = "checking"
     STARTED = "started"
     HOLDING = "holding"
     RELEASED = "released"
@@ -48,6 +51,7 @@ class AttemptState(StrEnum):
 class Trigger(StrEnum):
     """What moves an attempt from state to state."""
 
+    CHECK = "check"
     START = "start"
     REFUSE = "refuse"
     ANSWER = "answer"
@@ -59,7 +63,8 @@ class Trigger(StrEnum):
 
 _S, _T = AttemptState, Trigger
 TRANSITIONS: dict[AttemptState, dict[Trigger, AttemptState]] = {
-    _S.GATED: {_T.START: _S.STARTED, _T.REFUSE: _S.REFUSED},
+    _S.GATED: {_T.START: _S.STARTED, _T.CHECK: _S.CHECKING, _T.REFUSE: _S.REFUSED},
+    _S.CHECKING: {_T.START: _S.STARTED, _T.REFUSE: _S.REFUSED},
     _S.STARTED: {_T.ANSWER: _S.HOLDING, _T.LOSE: _S.LOST},
     _S.HOLDING: {_T.RELEASE: _S.RELEASED, _T.FAIL_OVER: _S.FAILED_OVER, _T.WITHHOLD: _S.WITHHELD},
     _S.RELEASED: {},
@@ -68,6 +73,9 @@ TRANSITIONS: dict[AttemptState, dict[Trigger, AttemptState]] = {
     _S.REFUSED: {},
     _S.LOST: {},
 }
+
+
+_OPEN = frozenset({_S.GATED, _S.CHECKING, _S.STARTED, _S.HOLDING})
 
 
 class Judgement(StrEnum):
@@ -93,11 +101,16 @@ class Attempt:
     max_event_bytes: int
     state: AttemptState = AttemptState.GATED
     arrived_at: float = 0.0
+    recorded_at: float | None = None
+    """When the record of its start was written: before it is let go."""
     started_at: float | None = None
+    """When it was let go."""
     first_byte_at: float | None = None
     heard_at: float | None = None
     """When it was started, or something of its held answer came last."""
     target: Target | None = None
+    repeats_after: AttemptOutcome | None = None
+    """How the attempt ended that it follows; None for a first one."""
     replica: ReplicaId | None = None
     address: str = ""
     """The `ip:port` that it went to, by Envoy's word on its end."""
@@ -125,7 +138,7 @@ class Attempt:
     @property
     def open(self) -> bool:
         """Whether its filter still waits for a word from us."""
-        return self.state in (AttemptState.GATED, AttemptState.STARTED, AttemptState.HOLDING)
+        return self.state in _OPEN
 
     @property
     def holding(self) -> bool:

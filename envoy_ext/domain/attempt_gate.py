@@ -13,6 +13,7 @@ from envoy_ext.domain.delivery import Delivery
 from envoy_ext.domain.exchange_shared import Shared, Tried
 from envoy_ext.domain.ids import AttemptId, FencingToken, PoolName, ReplicaId
 from envoy_ext.domain.lease import Lease
+from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.retry import (
     LIVENESS_UNKNOWN,
     Decision,
@@ -23,6 +24,7 @@ from envoy_ext.domain.retry import (
     WaitForFence,
     decide_retry,
 )
+from envoy_ext.domain.tool_verdict import find_obstacle
 
 TAKEN_OVER: Final = GiveUp("replay_not_allowed", "a later attempt has taken over")
 
@@ -49,7 +51,8 @@ class AttemptGate:
             arrived_at=now,
         )
         earlier = self._attempts[-1] if self._attempts else None
-        if earlier is not None and earlier.state is AttemptState.GATED and not earlier.over:
+        waits = (AttemptState.GATED, AttemptState.CHECKING)
+        if earlier is not None and earlier.state in waits and not earlier.over:
             self._refuse(earlier, TAKEN_OVER)  # the gate is decided for the latest alone
         for one in self._attempts:
             if one.lease is not None:
@@ -62,7 +65,7 @@ class AttemptGate:
         elif attempt.number > 1:
             self.reconsider(now)
         elif self._delivery.client_waiting:
-            self._start(attempt, event.steer_to, now)
+            self._start(attempt, event.steer_to, None, now)
         else:
             self._refuse(attempt, GiveUp("upstream_unavailable", "the client has gone"))
 
@@ -98,9 +101,7 @@ class AttemptGate:
                     waited_s = now - attempt.arrived_at
                     self._shared.out.notes.append(step.FenceReached(self._shared.identity.pool, waited_s))
                 self.until = None
-                pool, replica = self._shared.identity.pool, decision.target.replica
-                self._shared.out.notes.append(step.ReplayStarted(pool, replica, decision.reason))
-                self._start(attempt, decision.target, now)
+                self._start(attempt, decision.target, decision.reason, now)
             case WaitForFence():
                 if self.until is None:
                     failover = self._shared.policy.failover
@@ -168,7 +169,49 @@ class AttemptGate:
             return WaitForFence(log_due)
         return self.decide(self._attempts[:-1], attempt.arrived_at, now)
 
-    def _start(self, attempt: Attempt, target: events.Target | None, now: float) -> None:
+    def receive_ledger(self, event: events.LedgerRead, now: float) -> None:
+        """It is known what earlier attempts have called."""
+        attempt = next((one for one in self._attempts if one.id == event.attempt_id), None)
+        if attempt is None or attempt.state is not AttemptState.CHECKING:
+            return
+        obstacle = find_obstacle(event.calls)
+        if attempt is not self._attempts[-1]:
+            self._refuse(attempt, TAKEN_OVER)
+        elif not self._delivery.client_waiting or attempt.over:
+            self._refuse(attempt, GiveUp("upstream_unavailable", "the client has gone"))
+        elif obstacle is not None:
+            self._shared.blocked_by = obstacle.call_id
+            self._refuse(attempt, obstacle.refusal)
+        else:
+            self._let_go(attempt, now)
+
+    def _start(
+        self, attempt: Attempt, target: events.Target | None, reason: AttemptOutcome | None, now: float
+    ) -> None:
+        """Record the start, and let the attempt go: behind a look at the tool ledger where there is one."""
+        shared, identity = self._shared, self._shared.identity
+        attempt.recorded_at = now
+        attempt.target = target
+        attempt.repeats_after = reason
+        started = shared.wall(now)
+        shared.out.records.append(
+            records.AttemptStarted(
+                operation_id=identity.operation_id,
+                attempt_id=attempt.id,
+                number=attempt.number,
+                at=started,
+                replica=None if target is None else target.replica,
+                lease_expires_at=started + shared.policy.lease.ttl_s,
+            )
+        )
+        if shared.policy.watches_tools and (attempt.number > 1 or identity.ledger_id is not None):
+            attempt.move(Trigger.CHECK)
+            ledger_id = identity.operation_id if identity.ledger_id is None else identity.ledger_id
+            shared.out.notes.append(step.LedgerAwaited(attempt.id, ledger_id))
+        else:
+            self._let_go(attempt, now)
+
+    def _let_go(self, attempt: Attempt, now: float) -> None:
         shared = self._shared
         attempt.move(Trigger.START)
         attempt.started_at = attempt.heard_at = now
@@ -177,22 +220,13 @@ class AttemptGate:
         )
         shared.started_attempts += 1
         shared.learn(asked=True)
-        shared.out.notes.append(step.AttemptLetGo(attempt.id, shared.identity.pool))
+        pool, target = shared.identity.pool, attempt.target
+        if attempt.repeats_after is not None and target is not None:
+            shared.out.notes.append(step.ReplayStarted(pool, target.replica, attempt.repeats_after))
+        shared.out.notes.append(step.AttemptLetGo(attempt.id, pool))
         if target is not None:
-            attempt.target = target
             attempt.replica = target.replica
             self.note_place(attempt.id, target.replica)
-        started = shared.wall(now)
-        shared.out.records.append(
-            records.AttemptStarted(
-                operation_id=shared.identity.operation_id,
-                attempt_id=attempt.id,
-                number=attempt.number,
-                at=started,
-                replica=attempt.replica,
-                lease_expires_at=started + shared.policy.lease.ttl_s,
-            )
-        )
         shared.out.replies.append(
             step.StartAttempt(
                 attempt_id=attempt.id,
@@ -206,9 +240,12 @@ class AttemptGate:
 
     def _refuse(self, attempt: Attempt, refusal: GiveUp) -> None:
         attempt.move(Trigger.REFUSE)
-        self._shared.refusal = refusal
+        if attempt.recorded_at is not None and attempt.outcome is None:
+            attempt.outcome = AttemptOutcome.REFUSED
+        if attempt is self._attempts[-1]:  # of an earlier one the ingress hop hears nothing any more
+            self._shared.refusal = refusal
         self._shared.out.replies.append(step.RefuseAttempt(attempt.id, refusal.code))
-        if attempt.number > 1:
+        if attempt.number > 1 or attempt.recorded_at is not None:
             identity = self._shared.identity
             self._shared.out.notes.append(
                 step.ReplayRefused(identity.operation_id, identity.pool, refusal.code, refusal.detail)

@@ -268,9 +268,15 @@ class AttemptSide:
         if attempt.state is AttemptState.GATED:
             self._gate.reconsider(now)
 
+    def record_refusals(self, now: float) -> None:
+        """Record the end of each attempt whose start is recorded, and which was refused after that."""
+        for attempt in self.attempts:
+            if attempt.state is AttemptState.REFUSED:
+                self.record_end(attempt, now)
+
     def record_end(self, attempt: Attempt, now: float) -> None:
         """Record how an attempt ended, once."""
-        if attempt.end_recorded or attempt.started_at is None:
+        if attempt.end_recorded or attempt.recorded_at is None:
             return
         attempt.end_recorded = True
         if attempt.outcome is None:
@@ -310,7 +316,7 @@ class AttemptSide:
                 continue
             if attempt.state is AttemptState.RELEASED:
                 self._shared.out.replies.append(step.WithholdAnswer(attempt.id, "upstream_unavailable"))
-            elif attempt.state is AttemptState.STARTED:
+            elif attempt.state in (AttemptState.STARTED, AttemptState.CHECKING):
                 self._shared.out.replies.append(step.RefuseAttempt(attempt.id, "upstream_unavailable"))
             else:
                 continue

@@ -186,6 +186,8 @@ class ClientSide:
         headers = [("x-attempt-count", str(self._shared.started_attempts))]
         if not self._shared.recorded:
             headers.append(NOT_RECORDED)
+        if self._shared.blocked_by is not None:  # the operation names the call
+            headers.append(("location", f"/v1/operations/{identity.operation_id}"))
         return ClientError(
             code=code,
             request_id=identity.request_id,

@@ -10,6 +10,7 @@ Eight sources, in no promised order between them:
 * the exchange log (ingress access log): `ExchangeProgressed`, `ExchangeLogged`
 * the attempt's worker, where the replica has one: `AttemptStopped`
 * whoever looks whether the replica is dead: `AttemptFenced`
+* the ledger of tool calls, where there are tools: `LedgerRead`
 * its pool's queue, where the request waits in it: `RequestAdmitted`, `RequestShed`
 * the sidecar itself: `DrainExpired`, `JournalFailed`, `RecordingLost`, `OwnershipLost`
 
@@ -22,6 +23,7 @@ from enum import StrEnum
 from envoy_ext.domain.api import RequestFacts
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import FenceProof
+from envoy_ext.domain.tool_calls import ToolCall
 
 
 class LogCause(StrEnum):
@@ -182,6 +184,15 @@ class AttemptFenced:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerRead:
+    """The answer to `step.LedgerAwaited`."""
+
+    attempt_id: AttemptId
+    calls: tuple[ToolCall, ...] | None
+    """None: it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptProgressed:
     """The egress hop tells of an attempt that goes on: so many bytes have left the hop."""
 
@@ -272,6 +283,7 @@ Event = (
     | AttemptEvent
     | AttemptStopped
     | AttemptFenced
+    | LedgerRead
     | AttemptProgressed
     | AttemptLogged
     | ExchangeProgressed

@@ -111,6 +111,10 @@ class Exchange:
                 self._receive_response(event, now)
             case events.AttemptArrived():
                 self._gate.receive_arrival(event, now)
+                self._attempts.record_refusals(now)
+            case events.LedgerRead():
+                self._gate.receive_ledger(event, now)
+                self._attempts.record_refusals(now)
             case events.AttemptAnswered():
                 self._attempts.receive_answer(event, now)
             case events.AttemptUnanswered():
@@ -377,6 +381,7 @@ class Exchange:
                 delivered_output_tokens=delivery.output_tokens,
                 delivered_bytes=delivery.released_bytes,
                 model_revision=delivery.model_revision or self._attempts.find_revision(),
+                tool_call_id=shared.blocked_by,
             )
         )
         shared.enter(None)

@@ -15,6 +15,7 @@ from envoy_ext.domain.ids import ExchangeId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.outcomes import Phase
 from envoy_ext.domain.retry import FailoverPolicy, GiveUp
+from envoy_ext.domain.tool_calls import CallId
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class ExchangePolicy:
     """How long logged bytes are waited for before the terminal event goes out without them."""
     settle_s: float = 3.0
     """How long end evidence is waited for after the client's side has closed."""
+    watches_tools: bool = False
+    """Whether an attempt that repeats what another may have done waits for a look at the tool ledger."""
     client_stall_s: float = 60.0
     """How long a client may take nothing of what waits for it."""
 
@@ -95,6 +98,8 @@ class Shared:
     """The one attempt whose bytes the client gets; set once."""
     refusal: GiveUp | None = None
     """Why the last attempt was refused or withheld."""
+    blocked_by: CallId | None = None
+    """The tool call for which it was, if it was one."""
     started_attempts: int = 0
     recorded: bool = True
     """Whether the journal has been told all that has happened, before it happened."""

@@ -93,6 +93,8 @@ class Operation:
     delivered_output_tokens: int = 0
     delivered_bytes: int = 0
     model_revision: str | None = None
+    tool_call_id: str | None = None
+    """The tool call that kept it from being run again, if one did."""
     ended_at: float | None = None
 
     @property
@@ -254,6 +256,7 @@ def _end(operation: Operation, record: OperationEnded) -> Operation:
         delivered_output_tokens=record.delivered_output_tokens,
         delivered_bytes=record.delivered_bytes,
         model_revision=record.model_revision,
+        tool_call_id=record.tool_call_id,
         ended_at=record.at,
     )
 

@@ -101,6 +101,8 @@ class OperationEnded:
     delivered_output_tokens: int
     delivered_bytes: int
     model_revision: str | None = None
+    tool_call_id: str | None = None
+    """The tool call that forbade a replay, if one did."""
 
 
 @dataclass(frozen=True, slots=True)

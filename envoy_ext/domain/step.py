@@ -227,6 +227,17 @@ class ReplayRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerAwaited:
+    """An attempt waits until it is known what earlier ones have called.
+
+    Whoever can read this ledger answers with `events.LedgerRead`.
+    """
+
+    attempt_id: AttemptId
+    ledger_id: OperationId
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptLetGo:
     """An attempt may go to a replica; which one it is, Envoy may choose."""
 
@@ -395,6 +406,7 @@ Note = (
     | FenceAwaited
     | FenceReached
     | ReplayRefused
+    | LedgerAwaited
     | AttemptLetGo
     | AttemptPlaced
     | AttemptFinished

@@ -92,7 +92,7 @@ class LoggingObserver:
                 )
             case step.RequestRefused() | step.SlotGiven():
                 pass  # counted only: one line for each exchange is enough
-            case step.FenceAwaited() | step.FenceReached():
+            case step.FenceAwaited() | step.FenceReached() | step.LedgerAwaited():
                 pass  # counted only; the replay's line follows
             case step.BoundaryHeld():
                 self._log_event(

@@ -364,6 +364,8 @@ class MetricsObserver:
                 metrics.exchanges.labels(note.pool, note.ending).inc()
             case step.AttemptLetGo() | step.AttemptPlaced() | step.AttemptProved() | step.FenceAwaited():
                 pass  # where streams run is the fleet's own figure
+            case step.LedgerAwaited():
+                pass  # its attempt is counted, or its refusal
             case step.WentUnrecorded():
                 metrics.unrecorded.labels(note.pool).inc()
             case step.StoreLost():

@@ -22,14 +22,14 @@ from envoy_ext.ports import TraceKind
 SHOWN: Final = frozenset(
     {
         *("operation_id", "exchange_id", "attempt_id", "ledger_id", "holder", "owner", "request_id"),
-        *("tool", "call_id"),
+        *("tool", "call_id", "tool_call_id"),
         *("replica", "pool", "data_class", "address", "model_revision", "preference"),
         *("code", "error_code", "refusal", "detail", "why"),
         *("content_type", "content_encoding", "path", "body_sha256"),
     }
 )
 """Names of texts that are ids, addresses, Envoy's words or our own. `path` is one of the API's paths."""
-WITHHELD: Final = frozenset({"caller", "key_hash", "model", "message", "headers", "facts"})
+WITHHELD: Final = frozenset({"caller", "key_hash", "model", "message", "headers", "facts", "calls"})
 """Names of what a client has sent, of what it is known by, and of what it may be told. A test has each text
 of every event, record, reply and note stand in one of the two lists."""
 

@@ -24,6 +24,7 @@ from envoy_ext.domain.events import (
     DrainExpired,
     ExchangeLogged,
     ExchangeProgressed,
+    LedgerRead,
     LogCause,
     OwnershipLost,
 )
@@ -40,6 +41,7 @@ from envoy_ext.ports import (
     DeliverySink,
     Journal,
     Observer,
+    ToolLedger,
     Trace,
 )
 from envoy_ext.services.admission import Admitted, Arrival
@@ -100,7 +102,11 @@ class Exchanges:
         connections: Connections | None = None,
         trace: Trace | None = None,
         keeping: KeepingPolicy | None = None,
+        ledger: ToolLedger | None = None,
     ) -> None:
+        """`ledger`: of tool calls, where there are tools; read before anything is done again."""
+        self._ledger = ledger
+        policy = replace(policy, watches_tools=ledger is not None)
         self._queues = queues
         self._keeper = keeper
         keeper.on_lost(self._end_all_of)
@@ -378,10 +384,21 @@ class Exchanges:
                 self._queues.look(identity.pool)
             case step.FenceAwaited():
                 self._look_for_proof(note)
+            case step.LedgerAwaited():
+                self._background.run(self._read_ledger(note))
             case step.ExchangeEnded():
                 # Its end is in the journal: a repeat under its key may ask there.
                 self._repeats.free_key(note.operation_id)
         self._observer.note(note)
+
+    async def _read_ledger(self, awaited: step.LedgerAwaited) -> None:
+        live, calls = self._attempts.get(awaited.attempt_id), None
+        if live is None or self._ledger is None:
+            return
+        with contextlib.suppress(JournalUnavailable):
+            # No call is let out for an operation that the store knows nothing of.
+            calls = () if live.never_recorded else await self._ledger.read_calls(awaited.ledger_id)
+        live.receive(LedgerRead(awaited.attempt_id, calls))
 
     def _look_for_proof(self, awaited: step.FenceAwaited) -> None:
         live = self._attempts.get(awaited.attempt_id)

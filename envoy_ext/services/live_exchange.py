@@ -99,6 +99,11 @@ class LiveExchange:
         return self._recording.is_owned_in(seat)
 
     @property
+    def never_recorded(self) -> bool:
+        """Whether the store knows nothing of its operation."""
+        return self._recording.never
+
+    @property
     def attempt_ids(self) -> list[AttemptId]:
         """The attempts that have joined."""
         return list(self._attempts)

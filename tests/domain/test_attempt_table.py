@@ -32,7 +32,10 @@ S, T = AttemptState, Trigger
 
 ROWS = {
     (S.GATED, T.START): S.STARTED,
+    (S.GATED, T.CHECK): S.CHECKING,
     (S.GATED, T.REFUSE): S.REFUSED,
+    (S.CHECKING, T.START): S.STARTED,
+    (S.CHECKING, T.REFUSE): S.REFUSED,
     (S.STARTED, T.ANSWER): S.HOLDING,
     (S.STARTED, T.LOSE): S.LOST,
     (S.HOLDING, T.RELEASE): S.RELEASED,
@@ -80,7 +83,7 @@ def test_the_table_has_a_row_for_every_state():
 
 @pytest.mark.parametrize("state", list(AttemptState))
 def test_a_filter_waits_for_a_word_until_it_has_had_the_last(state):
-    assert attempt(state).open is (state in (S.GATED, S.STARTED, S.HOLDING))
+    assert attempt(state).open is (state in (S.GATED, S.CHECKING, S.STARTED, S.HOLDING))
     assert attempt(state).holding is (state is S.HOLDING)
 
 

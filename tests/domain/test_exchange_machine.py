@@ -1,7 +1,8 @@
 """Whatever the five sources tell, in whatever order, lost or twice, an exchange keeps its promises:
 
 1. After the first delta was sent no attempt but its own produces body for the client: one release in
-   all, recorded no later than it is sent, and no start behind it.
+   all, recorded no later than it is sent, and no start behind it. None starts again what has called a
+   tool that nobody can answer for.
 2. Every exchange reaches one ending before its last deadline; nothing stays in flight behind it.
 3. The bytes a client gets are a prefix of the bytes one attempt sent, plus at most one terminal
    event; one last word in all, nothing after it, and never a short answer that looks whole.
@@ -30,10 +31,12 @@ from envoy_ext.domain.events import (
     RequestAdmitted,
     RequestShed,
 )
-from envoy_ext.domain.ids import FencingToken
+from envoy_ext.domain.ids import FencingToken, OperationId
 from envoy_ext.domain.inspection import BodyKind, Inspector, Verdict
 from envoy_ext.domain.outcomes import Ending
 from envoy_ext.domain.records import AttemptStarted, FirstDeltaSent, OperationBegun, OperationEnded
+from envoy_ext.domain.tool_calls import CallState
+from envoy_ext.domain.tool_verdict import find_obstacle
 from tests.support.exchange_builders import (
     JSON,
     SSE,
@@ -51,6 +54,7 @@ from tests.support.exchange_builders import (
     validation_error,
 )
 from tests.support.exchange_envoy import ATTEMPT_LOG, EXCHANGE_LOG, At, Envoy
+from tests.support.tool_builders import made
 
 TERMINAL = b'data: {"error":{"code":"upstream_decode_interrupted"'
 CHUNKS = [
@@ -73,6 +77,16 @@ CHUNKS = [
     b"\r",
     b"\n",
 ]
+LEDGERS = {
+    "nothing": (),
+    "done": (made(CallState.RECORDED), made(CallState.NOT_SENT, "other")),
+    "twice": (made(CallState.UNKNOWN, idempotent=True),),
+    "begun": (made(CallState.BEGUN),),
+    "unknown": (made(CallState.RECORDED), made(CallState.UNKNOWN, "other")),
+    "not kept": (made(CallState.NOT_KEPT),),
+    "unreadable": None,
+}
+"""What earlier attempts have called."""
 FINAL = (step.RespondLocally, step.ResetDelivery)
 TO_CLIENT = (step.ForwardResponse, step.ForwardBody, step.RespondLocally, step.ResetDelivery)
 
@@ -86,19 +100,37 @@ class ExchangeMachine(RuleBasedStateMachine):
         journal_fails_at=st.sampled_from([None, None, None, OperationBegun, AttemptStarted, FirstDeltaSent]),
         journal_failure=st.sampled_from([JournalFailed(), OwnershipLost(refused=True)]),
         queued=st.booleans(),
+        ledger=st.sampled_from(["no tools", "no tools", *LEDGERS]),
+        repeats=st.booleans(),
     )
     def begin(
-        self, deadline_s, prompt_tokens, max_attempts, replicas, journal_fails_at, journal_failure, queued
+        self,
+        deadline_s,
+        prompt_tokens,
+        max_attempts,
+        replicas,
+        journal_fails_at,
+        journal_failure,
+        queued,
+        ledger,
+        repeats,
     ):
+        watches = ledger in LEDGERS
+        limits = {"max_event_bytes": 500, "client_stall_s": 1.2, "watches_tools": watches}
+
         self.envoy = Envoy(
             ReqChat(deadline_s=deadline_s, prompt_tokens=prompt_tokens),
-            policy=Policy(max_attempts=max_attempts, max_event_bytes=500, client_stall_s=1.2),
+            policy=Policy(max_attempts=max_attempts, **limits),
+            ledger=LEDGERS.get(ledger, ()),
+            ledger_id=OperationId("op_0") if repeats else None,
             replicas=("a", "b", "c")[:replicas],
             manual=True,
             journal_fails_at=journal_fails_at,
             journal_failure=journal_failure,
             queued=queued,
         )
+        self.checks_first = watches and repeats
+        self.forbidden = watches and find_obstacle(LEDGERS[ledger]) is not None
         self.waits = queued
         self.heard = []
         self.log_lost = False
@@ -285,6 +317,8 @@ class ExchangeMachine(RuleBasedStateMachine):
                     assert not closed, "a request of a client that has gone went on"
                 if isinstance(reply, step.StartAttempt):
                     assert not self.committed, "a start behind the first delta"
+                    again = self.starts > 0 or self.checks_first
+                    assert not (again and self.forbidden), "a start that the tool ledger forbids"
                     assert self.released == 0, "a start behind a release"
                     self.starts += 1
                 if isinstance(reply, step.ReleaseAttempt):

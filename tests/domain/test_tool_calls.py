@@ -28,6 +28,7 @@ from envoy_ext.domain.tool_calls import (
     mint_call_id,
 )
 from tests.support.records import attempt_ended, attempt_started, begun, ended
+from tests.support.tool_builders import made
 
 LEDGER = OperationId("op_1")
 FIRST, SECOND = AttemptId("att_1"), AttemptId("att_2")
@@ -38,22 +39,6 @@ def want(
     attempt: str = "att_2", what: str = "mail", *, keyed: bool = False, idempotent: bool = False
 ) -> NewCall:
     return NewCall(LEDGER, AttemptId(attempt), 2.0, "mail", what, f"of {what}", keyed, idempotent)
-
-
-def made(state: CallState, what: str = "mail", attempt: str = "att_1", **changes: object) -> ToolCall:
-    call = ToolCall(
-        call_id=mint_call_id(LEDGER, what, 1),
-        tool="mail",
-        fingerprint=what,
-        arguments_sha256=f"of {what}",
-        ordinal=1,
-        idempotent=False,
-        attempts=(AttemptId(attempt),),
-        operation_id=LEDGER,
-        state=state,
-        begun_at=1.0,
-    )
-    return replace(call, **changes)  # type: ignore[arg-type]
 
 
 def name(claim: Claim) -> str:

@@ -95,7 +95,13 @@ def note_everything(metrics: Metrics, observer: MetricsObserver) -> None:
     metrics.note_chunk(0.0001)
 
 
-FLEETS_OWN = (step.AttemptLetGo, step.AttemptPlaced, step.AttemptProved, step.FenceAwaited)
+FLEETS_OWN = (
+    step.AttemptLetGo,
+    step.AttemptPlaced,
+    step.AttemptProved,
+    step.FenceAwaited,
+    step.LedgerAwaited,
+)
 """What is counted where streams run."""
 
 

@@ -11,6 +11,7 @@ arrive in the order they happened; `late` names the sources that keep theirs bac
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import assert_never
 
 from envoy_ext.domain import step
@@ -22,6 +23,7 @@ from envoy_ext.domain.events import (
     Event,
     ExchangeLogged,
     JournalFailed,
+    LedgerRead,
     LogCause,
     OwnershipLost,
     RequestArrived,
@@ -31,13 +33,16 @@ from envoy_ext.domain.events import (
 )
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.exchange_shared import ExchangePolicy, Tried
-from envoy_ext.domain.ids import AttemptId, ReplicaId
+from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
 from envoy_ext.domain.records import AttemptEnded, OperationEnded, Record
+from envoy_ext.domain.tool_calls import ToolCall
 from tests.support.exchange_builders import Policy, ReqChat, identity, target, targets
 from tests.support.exchange_hop import ATTEMPT_LOG, DELIVERY, EXCHANGE_LOG, At, Client, Hop
 
-__all__ = ["ATTEMPT_LOG", "DELIVERY", "EXCHANGE_LOG", "WALL", "At", "Client", "Envoy", "Hop"]
+__all__ = ["ATTEMPT_LOG", "DELIVERY", "EXCHANGE_LOG", "LEDGER", "WALL", "At", "Client", "Envoy", "Hop"]
 
+LEDGER = "ledger"
+"""The source of what earlier attempts have called."""
 WALL = 1_750_000_000.0
 
 JOURNAL_FAILED = JournalFailed()
@@ -59,11 +64,14 @@ class Envoy:
         journal_failure: Event = JOURNAL_FAILED,
         steered: bool = False,
         queued: bool = False,
+        ledger: tuple[ToolCall, ...] | None = (),
+        ledger_id: OperationId | None = None,
     ) -> None:
         """`retries` is how often the ingress hop replays; by default as often as the policy says.
 
         `manual`: nothing is heard of before `deliver`. `steered`: the first attempt is sent to the first
         replica by name. `queued`: the request waits for a slot, for thirty seconds at the longest.
+        `ledger`: the tool calls that are read when it is asked what earlier attempts did.
         """
         self.now = 1000.0
         self.policy = policy or Policy()
@@ -74,6 +82,9 @@ class Envoy:
         self.journal_fails_at = journal_fails_at
         self.journal_failure = journal_failure
         self.steered = steered
+        self.ledger = ledger
+        self.looked_up: list[OperationId] = []
+        """The ledgers that were asked for."""
         self.client = Client()
         self.hops: list[Hop] = []
         self.queues: dict[str, deque[Event]] = {}
@@ -94,7 +105,9 @@ class Envoy:
         self._body_told = False
         self._arrivals: deque[str] = deque()
         self._pumping = False
-        self.exchange = Exchange(identity(), request or ReqChat(), self.policy, self, self.now, WALL)
+        self.exchange = Exchange(
+            replace(identity(), ledger_id=ledger_id), request or ReqChat(), self.policy, self, self.now, WALL
+        )
         self.patience_s: float | None = None
         """How long Envoy lets the sidecar keep the request, once it was asked to."""
         if queued:
@@ -300,6 +313,10 @@ class Envoy:
         with self.at_once():
             for reply in taken.replies:
                 self._obey(reply)
+            for note in taken.notes:
+                if isinstance(note, step.LedgerAwaited):
+                    self.looked_up.append(note.ledger_id)
+                    self.tell(LEDGER, LedgerRead(note.attempt_id, self.ledger))
 
     def _obey(self, reply: step.Reply) -> None:
         match reply:

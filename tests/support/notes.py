@@ -39,6 +39,7 @@ SAMPLES: dict[type, step.Note] = {
     step.FirstDelta: step.FirstDelta(CHAT, 0.3),
     step.ReplayStarted: step.ReplayStarted(CHAT, ReplicaId("b"), AttemptOutcome.REPLICA_DIED),
     step.FenceAwaited: step.FenceAwaited(AttemptId("att_1"), CHAT, ReplicaId("a")),
+    step.LedgerAwaited: step.LedgerAwaited(AttemptId("att_2"), OperationId("op_1")),
     step.FenceReached: step.FenceReached(CHAT, 6.5),
     step.ReplayRefused: step.ReplayRefused(
         OperationId("op_1"), CHAT, "replay_not_allowed", "the prompt is too long to compute again"
