@@ -14,9 +14,8 @@ from envoy_ext.domain import names, step
 from envoy_ext.domain.api import MODELS_PATH, ApiFamily, match_api
 from envoy_ext.domain.client_errors import NOT_RECORDED, ClientError, build_error_body, build_error_headers
 from envoy_ext.domain.events import DeliveryClosed, ResponseBody, ResponseStarted
-from envoy_ext.domain.operation import Operation
 from envoy_ext.services.admission import Arrival
-from envoy_ext.services.arrivals import Arrivals
+from envoy_ext.services.arrivals import Arrivals, ShownOperation
 from envoy_ext.services.deliveries import Delivery
 
 _OWN_RESPONSE_HEADERS: Final = (names.REPLAY, names.REFUSAL, h.ENVOY_ATTEMPT_COUNT)
@@ -231,15 +230,15 @@ class DeliverySession:
             self._outbox.send(codec.build_response_trailers_reply())
         self._outbox.finish()
 
-    def _answer_operation(self, operation: Operation | None) -> None:
+    def _answer_operation(self, shown: ShownOperation | None) -> None:
         if self._done:
             return
-        if operation is None:
+        if shown is None:
             text = "there is no such operation of this caller"
             error = ClientError("invalid_request", self._request_id, message=text, status=404)
             self._arrivals.refuse(self, error)
             return
-        self._answer_json(build_operation_json(operation), "envoy_ext_operation")
+        self._answer_json(build_operation_json(shown.operation, shown.calls), "envoy_ext_operation")
 
     def _answer_no_journal(self) -> None:
         text = "The gateway cannot look up the operation at this moment."

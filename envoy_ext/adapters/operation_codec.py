@@ -1,12 +1,17 @@
 """An operation as the JSON that operators and its owner may read."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from envoy_ext.domain.operation import AttemptView, Operation
+from envoy_ext.domain.tool_calls import ToolCall
 
 
-def build_operation_json(operation: Operation) -> dict[str, object]:
-    """What `GET /v1/operations/{id}` answers. Holds no caller, key or body hash: those stay inside."""
+def build_operation_json(operation: Operation, calls: Sequence[ToolCall] | None = ()) -> dict[str, object]:
+    """What `GET /v1/operations/{id}` answers. Holds no caller, key or body hash: those stay inside.
+
+    `calls` are those of its ledger, which repeats of it share; None: they were not looked up.
+    """
     counts_known = operation.delivered_counts_known
     return {
         "operation_id": operation.operation_id,
@@ -18,7 +23,7 @@ def build_operation_json(operation: Operation) -> dict[str, object]:
         "model_revision": operation.model_revision,
         "retry_budget": operation.retry_budget,
         "attempts": [_build_attempt_json(attempt) for attempt in operation.attempts],
-        "tool_calls": [],
+        "tool_calls": None if calls is None else [_build_call_json(call) for call in calls],
         "error": _build_error_json(operation),
         "created_at": format_time(operation.created_at),
         "ended_at": format_time(operation.ended_at),
@@ -52,12 +57,29 @@ def _build_attempt_json(attempt: AttemptView) -> dict[str, object]:
     }
 
 
+def _build_call_json(call: ToolCall) -> dict[str, object]:
+    """Nothing of its arguments or its result, nor a hash of them."""
+    return {
+        "call_id": call.call_id,
+        "tool": call.tool,
+        "ordinal": call.ordinal,
+        "state": call.state.value,
+        "idempotent": call.idempotent,
+        "attempts": list(call.attempts),
+        "status": call.status,
+        "begun_at": format_time(call.begun_at),
+        "ended_at": format_time(call.ended_at),
+    }
+
+
 def _build_error_json(operation: Operation) -> dict[str, object] | None:
     if operation.error_code is None and operation.reason is None:
         return None
+    named = {} if operation.tool_call_id is None else {"tool_call_id": operation.tool_call_id}
     return {
         "code": operation.error_code,
         "reason": None if operation.reason is None else operation.reason.value,
         "status": operation.status,
         "partial_output": operation.partly_delivered,
+        **named,
     }

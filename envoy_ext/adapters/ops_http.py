@@ -217,7 +217,8 @@ class OpsServer:
         operation = None if operation_id is None else await self._journal.get(operation_id)
         if operation is None:
             return build_error(404, "not_found", "The journal knows no operation of this id.")
-        return build_json(200, build_operation_json(operation))
+        calls = await self._journal.read_calls(operation.ledger_id)
+        return build_json(200, build_operation_json(operation, calls))
 
     async def _get_pools(self, _request: web.Request) -> web.Response:
         return build_json(200, {"pools": [build_pool_json(pool) for pool in self._list_pools()]})

@@ -103,7 +103,7 @@ async def encode_page(page: Page) -> str:
     for operation in page.operations:
         if encoded and len(encoded) % _ENCODED_AT_ONCE == 0:
             await asyncio.sleep(0)
-        encoded.append(dump_json(build_operation_json(operation)))
+        encoded.append(dump_json(build_operation_json(operation, calls=None)))
     return f'{{"operations":[{",".join(encoded)}],"next":{dump_json(page.next)}}}'
 
 

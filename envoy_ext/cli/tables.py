@@ -72,6 +72,9 @@ def build_operation_text(operation: Json) -> Text:
         text.append(value, style=_STATE_STYLES.get(state, "") if name == "state" else "").append("\n")
     open_outcome = "running" if state == "running" else UNKNOWN
     text.append("\n").append_text(_build_attempts(list_mappings(operation.get("attempts")), open_outcome))
+    calls = list_mappings(operation.get("tool_calls"))
+    if calls:
+        text.append("\n\n").append_text(_build_calls(calls))
     return text
 
 
@@ -94,6 +97,30 @@ def _build_attempts(attempts: Sequence[Json], open_outcome: str) -> Text:
     return build_columns(header, rows, styled={3: {"completed": "green", "running": "cyan"}})
 
 
+def _build_calls(calls: Sequence[Json]) -> Text:
+    """One line for each tool call of its ledger."""
+    header = ("CALL", "TOOL", "NO", "STATE", "STATUS", "ATTEMPTS", "BEGUN", "ENDED")
+    rows = [
+        (
+            show(call.get("call_id")),
+            show(call.get("tool")),
+            show(call.get("ordinal")),
+            show(call.get("state")),
+            show(call.get("status")),
+            show(_join(call.get("attempts"))),
+            show(call.get("begun_at")),
+            show(call.get("ended_at")),
+        )
+        for call in calls
+    ]
+    states = {"recorded": "green", "begun": "cyan", "unknown": "red", "not_kept": "yellow"}
+    return build_columns(header, rows, styled={3: states})
+
+
+def _join(value: object) -> str | None:
+    return " ".join(map(str, value)) if isinstance(value, list) else None
+
+
 def _describe_end(operation: Json) -> str:
     """The ending, and what explains it: the reason and the error code, or how the last attempt ended."""
     error = operation.get("error")
@@ -110,7 +137,9 @@ def _describe_error(operation: Json) -> str:
     error = operation.get("error")
     if not isinstance(error, Mapping):
         return NOTHING
-    return f"{show(error.get('code'))} (HTTP status sent: {show(error.get('status'))})"
+    call = error.get("tool_call_id")
+    because = "" if call is None else f", because of {show(call)}"
+    return f"{show(error.get('code'))} (HTTP status sent: {show(error.get('status'))}){because}"
 
 
 def _show_seconds(operation: Json) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final, assert_never
 
@@ -16,6 +16,7 @@ from envoy_ext.domain.ids import OperationId, PoolName
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Waits
+from envoy_ext.domain.tool_calls import ToolCall
 from envoy_ext.ports import Clock, DeliverySink, Observer, Store
 from envoy_ext.services.admission import Admitted, Arrival, Forbidden, PoolDirectory, decide_admission
 from envoy_ext.services.background import Background
@@ -29,6 +30,15 @@ from envoy_ext.services.live_exchange import add_retry_after
 from envoy_ext.services.queues import Queues, draw_retry_after
 from envoy_ext.services.repeat_rules import RunsAgain, build_incomplete_error
 from envoy_ext.services.repeats import RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class ShownOperation:
+    """An operation as its owner may see it."""
+
+    operation: Operation
+    calls: tuple[ToolCall, ...]
+    """Of its ledger."""
 
 
 class Arrivals:
@@ -115,7 +125,7 @@ class Arrivals:
         self,
         operation_id: str,
         caller: str,
-        answer: Callable[[Operation | None], None],
+        answer: Callable[[ShownOperation | None], None],
         give_up: Callable[[], None],
     ) -> None:
         """Look up an operation for its owner; None for all others. Give up if the journal cannot be asked."""
@@ -171,15 +181,18 @@ class Arrivals:
         self,
         operation_id: OperationId,
         caller: str,
-        answer: Callable[[Operation | None], None],
+        answer: Callable[[ShownOperation | None], None],
         give_up: Callable[[], None],
     ) -> None:
         try:
+            shown = None
             found = await self._journal.get(operation_id)
+            if found is not None and found.caller == caller:
+                shown = ShownOperation(found, await self._journal.read_calls(found.ledger_id))
         except JournalUnavailable:
             give_up()
             return
-        answer(found if found is not None and found.caller == caller else None)
+        answer(shown)
 
     async def _refuse_repeat(
         self, delivery: Delivery, arrival: Arrival, pool: PoolName, operation_id: OperationId

@@ -2,7 +2,9 @@
 
 from envoy_ext.adapters.operation_codec import build_operation_json, format_time
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending
+from envoy_ext.domain.tool_calls import CallState
 from tests.support.records import (
+    START,
     attempt_ended,
     attempt_started,
     begun,
@@ -12,6 +14,7 @@ from tests.support.records import (
     interrupted,
     whole_life,
 )
+from tests.support.tool_builders import made
 
 
 def test_the_json_of_an_interrupted_operation_has_the_contracts_keys_and_values() -> None:
@@ -102,3 +105,26 @@ def test_times_are_utc_with_milliseconds() -> None:
     assert format_time(1_750_000_000.1) == "2025-06-15T15:06:40.100Z"
     assert format_time(1_750_000_000.9996) == "2025-06-15T15:06:41.000Z"
     assert format_time(None) is None
+
+
+def test_the_calls_of_its_tools_are_listed_without_what_was_asked_or_told() -> None:
+    call = made(CallState.UNKNOWN, attempts=("att_1", "att_2"), ended_at=START + 1, begun_at=START)
+    blocked = ended(error_code="tool_outcome_unknown", tool_call_id=call.call_id, status=409)
+    shown = build_operation_json(fold(begun(), attempt_started(), blocked), [call])
+    assert shown["tool_calls"] == [
+        {
+            "call_id": call.call_id,
+            "tool": "mail",
+            "ordinal": 1,
+            "state": "unknown",
+            "idempotent": False,
+            "attempts": ["att_1", "att_2"],
+            "status": None,
+            "begun_at": "2025-06-15T15:06:40.000Z",
+            "ended_at": "2025-06-15T15:06:41.000Z",
+        }
+    ]
+    assert isinstance(shown["error"], dict)
+    assert shown["error"]["tool_call_id"] == call.call_id
+    assert "of mail" not in str(shown), "no hash of its arguments"
+    assert build_operation_json(fold(begun()), None)["tool_calls"] is None, "nobody has looked"

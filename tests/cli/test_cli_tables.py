@@ -12,6 +12,7 @@ from envoy_ext.cli.tables import build_operation_text, build_operations_text
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.outcomes import AttemptOutcome, OperationState, Phase
 from envoy_ext.domain.records import Record
+from envoy_ext.domain.tool_calls import CallState
 from tests.support.records import (
     attempt_ended,
     attempt_started,
@@ -21,6 +22,7 @@ from tests.support.records import (
     interrupted,
     whole_life,
 )
+from tests.support.tool_builders import made
 
 LONG_ID = "op_" + "0" * 26
 
@@ -150,3 +152,16 @@ def test_an_answer_of_another_release_with_fields_missing_is_still_shown() -> No
     shown = show(build_operation_text({"operation_id": "op_9", "attempts": None, "created_at": "soon"}))
     assert shown.startswith("operation          op_9\n")
     assert show(build_operations_text([{}])).splitlines()[1].startswith("-")
+
+
+def test_an_operation_shows_the_calls_of_its_tools_and_which_one_stood_in_its_way() -> None:
+    call = made(CallState.UNKNOWN, attempts=("att_1", "att_2"))
+    blocked = ended(error_code="tool_outcome_unknown", tool_call_id=call.call_id, status=409)
+    operation = build_operation([begun(), attempt_started(), blocked])
+    assert operation is not None
+    lines = show(build_operation_text(build_operation_json(operation, [call]))).splitlines()
+    (error,) = [line for line in lines if line.startswith("error")]
+    assert error.endswith(f"tool_outcome_unknown (HTTP status sent: 409), because of {call.call_id}")
+    assert lines[-2].split() == ["CALL", "TOOL", "NO", "STATE", "STATUS", "ATTEMPTS", "BEGUN", "ENDED"]
+    assert lines[-1].split()[:4] == [call.call_id, "mail", "1", "unknown"]
+    assert "att_1 att_2" in lines[-1]
