@@ -11,8 +11,7 @@ from envoy_ext.adapters import journal_sqlite_ledger as ledger
 from envoy_ext.ports import StoreSize
 
 MAX_FREED_BYTES: Final = 2 * 1024 * 1024
-"""Of kept answers in one transaction: each page of theirs is looked at, and where SQLite is built to delete
-securely (Debian's is) overwritten, while others wait for the writer."""
+"""Of kept answers in one transaction: each page of theirs is overwritten, while others wait."""
 
 OLDEST: Final = (
     "SELECT operation_id, coalesce(ledger_id, operation_id), ("

@@ -14,9 +14,9 @@ from envoy_ext.ports import StoreSize
 log = logging.getLogger("envoy_ext")
 
 MAX_OPERATIONS: Final = 1_000_000
-"""Some 2.5 GB in SQLite without kept answers."""
+"""Some 2.4 GB in SQLite without kept answers."""
 MAX_OPERATIONS_IN_MEMORY: Final = 50_000
-"""Some 400 MB of the sidecar."""
+"""Some 200 MB of the sidecar."""
 MAX_BYTES: Final = 4 << 30
 """Of a disk that other things are on too."""
 MAX_BYTES_IN_MEMORY: Final = 256 << 20

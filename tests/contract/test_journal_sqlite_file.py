@@ -13,8 +13,10 @@ from envoy_ext.adapters import journal_sqlite_archive, journal_sqlite_codec, jou
 from envoy_ext.adapters.journal_sqlite import SqliteJournal, SqliteJournalReader
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.ownership import FIRST_TOKEN
 from tests.support.journals import keep
-from tests.support.records import begun, ended, interrupted, whole_life
+from tests.support.records import START, begun, ended, interrupted, whole_life
 
 
 @pytest.fixture
@@ -54,7 +56,22 @@ async def test_the_writer_runs_with_wal_and_the_durability_that_was_asked_for(
         journal = await SqliteJournal.open(path, synchronous=synchronous)
         assert opened[0].execute("PRAGMA synchronous").fetchone() == (number,)
         assert opened[0].execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert opened[0].execute("PRAGMA secure_delete").fetchone() == (1,)
         await journal.close()
+
+
+async def test_what_was_removed_stands_nowhere_in_the_file(path: Path) -> None:
+    journal = await SqliteJournal.open(path)
+    *life, end = whole_life("op_1")
+    await keep(journal, life)
+    await journal.append([end], FIRST_TOKEN, KeptAnswer(200, (), b"SECRET " * 10_000))
+    await keep(journal, [begun("op_2")])
+    assert await journal.forget(START + 100, 5) == 1
+    await journal.close()
+    held = path.read_bytes()
+    assert b"op_2" in held
+    assert b"SECRET" not in held
+    assert b"op_1" not in held
 
 
 async def test_only_the_owner_can_read_the_files(path: Path) -> None:
