@@ -25,7 +25,7 @@ from envoy_ext.sim.engine import SimEngine
 from envoy_ext.sim.options import SimOptions
 from envoy_ext.wiring.journal import open_journal
 from tests.support.commands import Command, command
-from tests.support.redis_server import redis_server
+from tests.support.redis_server import RedisServer, redis_server
 from tests.with_envoy.asking import CHAT, build_body, mint_request_id
 
 Journal = dict[str, Any]
@@ -95,6 +95,8 @@ class Pair:
     b: Edge
     journal: Journal
     engines: list[SimEngine]
+    redis: RedisServer | None = None
+    """The store, where it is one that a test can stop."""
 
     def count_asked(self, *request_ids: str) -> int:
         """How many attempts of these requests have reached an engine."""
@@ -177,9 +179,10 @@ async def run_pair(store: str, **options: Any) -> AsyncIterator[Pair]:
         connector = aiohttp.TCPConnector(limit=0)
         http = await opened.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
         journal: Journal = {"path": str(directory / "journal.db"), "shared": True}
+        server = None
         if store == "redis":
             server = opened.enter_context(redis_server(directory / "redis", appendonly="yes"))
             journal = {"store": "redis", "url": server.url}
         starts = [run_edge(directory / name, journal, engines, http) for name in "ab"]
         a, b = await asyncio.gather(*(opened.enter_async_context(start) for start in starts))
-        yield Pair(a, b, journal, engines)
+        yield Pair(a, b, journal, engines, server)

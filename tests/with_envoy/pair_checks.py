@@ -70,6 +70,37 @@ async def check_a_gateway_that_stops(pair: Pair) -> None:
     assert (operation.state, operation.token) == (OperationState.COMPLETED, 1)
 
 
+async def check_a_store_that_stands_still(pair: Pair) -> None:
+    """For longer than a seat is kept: nobody is found gone for that, and what had begun ends as it should."""
+    assert pair.redis is not None
+    requests = [mint_request_id(), mint_request_id()]
+    async with contextlib.AsyncExitStack() as opened:
+        answers = [
+            await opened.enter_async_context(edge.asking(request, f"still {request}", "slow=60"))
+            for edge, request in zip((pair.a, pair.b), requests, strict=True)
+        ]
+        for answer in answers:
+            await read_deltas(answer, 1)
+        pair.redis.signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(1.5 * TTL_S)
+            refused = await pair.b.ask(mint_request_id(), "while it stands still")
+            assert (refused.status, refused.code) == (503, "upstream_unavailable")
+            assert refused.headers["retry-after"].isdigit()
+        finally:
+            pair.redis.signal(signal.SIGCONT)
+        for answer in answers:
+            assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
+    for edge in (pair.a, pair.b):
+        async with asyncio.timeout(WAIT_S):
+            while await edge.read_ready():
+                await asyncio.sleep(0.02)
+    for request in requests:
+        operation = await pair.wait_ended(request)
+        assert (operation.state, operation.token) == (OperationState.COMPLETED, 1)
+    assert (await pair.b.ask_until("while it stands still", "upstream_unavailable")).whole
+
+
 async def check_a_gateway_that_is_killed(pair: Pair) -> None:
     """It says no word; the other ends what it ran, and knows what it did."""
     whole, prefill, decode = (mint_request_id() for _ in range(3))
