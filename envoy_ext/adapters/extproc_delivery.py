@@ -276,9 +276,10 @@ class DeliverySession:
 
 
 def read_operation_path(method: str, path: str) -> str | None:
-    """The id in `GET /v1/operations/{id}`, None for every other request."""
+    """The id in `GET /v1/operations/{id}`, None for every other request. Envoy leaves the body of a HEAD out."""
     place, _, operation_id = path.partition("?")[0].rpartition("/")
-    return operation_id if method == "GET" and place == "/v1/operations" and operation_id else None
+    asks = method in ("GET", "HEAD") and place == "/v1/operations"
+    return operation_id if asks and operation_id else None
 
 
 def is_models_list(method: str, path: str) -> bool:

@@ -36,6 +36,11 @@ def build_operation_json(operation: Operation, calls: Sequence[ToolCall] | None 
     }
 
 
+def build_operator_json(operation: Operation, calls: Sequence[ToolCall] | None) -> dict[str, object]:
+    """The same for operators, who also see which gateway has it: the name of its seat."""
+    return {**build_operation_json(operation, calls), "owner": operation.owner}
+
+
 def format_time(at: float | None) -> str | None:
     """Unix seconds as RFC 3339 in UTC with milliseconds; None stays None."""
     if at is None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.registry import Collector
 
-from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.adapters.operation_codec import build_operator_json
 from envoy_ext.adapters.ops_answers import (
     PoolView,
     ReplicaView,
@@ -218,7 +218,7 @@ class OpsServer:
         if operation is None:
             return build_error(404, "not_found", "The journal knows no operation of this id.")
         calls = await self._journal.read_calls(operation.ledger_id)
-        return build_json(200, build_operation_json(operation, calls))
+        return build_json(200, build_operator_json(operation, calls))
 
     async def _get_pools(self, _request: web.Request) -> web.Response:
         return build_json(200, {"pools": [build_pool_json(pool) for pool in self._list_pools()]})

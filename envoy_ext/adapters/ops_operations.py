@@ -5,16 +5,17 @@ Two orders: the newest first, or, with `since`, the oldest first from a moment o
 
 import asyncio
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from envoy_ext.adapters.moment_codec import parse_moment
-from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.adapters.operation_codec import build_operator_json
 from envoy_ext.adapters.ops_answers import dump_json
 from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import OperationState
+from envoy_ext.domain.tool_calls import ToolCall
 from envoy_ext.ports import NO_OPERATION, Store
 
 DEFAULT_LIMIT: Final = 50
@@ -56,6 +57,8 @@ class Page:
     operations: list[Operation]
     next: str | None
     """For `before`, or for `after` where the oldest come first."""
+    calls: Sequence[Sequence[ToolCall]] | None = None
+    """Of the ledger of each; None: not looked up."""
 
 
 def read_operation_id(text: str) -> OperationId | None:
@@ -100,14 +103,21 @@ async def list_page(journal: Store, query: ListingQuery) -> Page:
 async def encode_page(page: Page) -> str:
     """The page as JSON, with a turn of the event loop for the streams every now and then."""
     encoded: list[str] = []
-    for operation in page.operations:
+    all_calls = [None] * len(page.operations) if page.calls is None else page.calls
+    for operation, calls in zip(page.operations, all_calls, strict=True):
         if encoded and len(encoded) % _ENCODED_AT_ONCE == 0:
             await asyncio.sleep(0)
-        encoded.append(dump_json(build_operation_json(operation, calls=None)))
+        encoded.append(dump_json(build_operator_json(operation, calls)))
     return f'{{"operations":[{",".join(encoded)}],"next":{dump_json(page.next)}}}'
 
 
 async def _list_since(journal: Store, query: ListingQuery, since: Place) -> Page:
+    """From a place on, with everything that is shown of each operation when it is asked for by its id."""
+    page = await _walk_since(journal, query, since)
+    return replace(page, calls=[await journal.read_calls(one.ledger_id) for one in page.operations])
+
+
+async def _walk_since(journal: Store, query: ListingQuery, since: Place) -> Page:
     """From a place on, until the page is full; the same look ahead as below."""
     page: list[Operation] = []
     place = since

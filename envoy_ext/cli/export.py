@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from envoy_ext.adapters.journal_sqlite import SqliteJournalReader
 from envoy_ext.adapters.moment_codec import parse_moment
-from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.adapters.operation_codec import build_operator_json
 from envoy_ext.operations_client import EXPORT_PAGE
 from envoy_ext.ports import NO_OPERATION
 
@@ -26,7 +26,7 @@ async def read_file(path: Path, since: float, state: str | None) -> AsyncGenerat
         while page := await reader.list_since(at, EXPORT_PAGE, after):
             for operation in page:
                 if state is None or operation.state == state:
-                    yield build_operation_json(operation)
+                    yield build_operator_json(operation, await reader.read_calls(operation.ledger_id))
             at, after = page[-1].created_at, page[-1].operation_id
     finally:
         await reader.close()

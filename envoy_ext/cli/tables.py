@@ -51,6 +51,7 @@ def build_operation_text(operation: Json) -> Text:
         ("state", state),
         ("why", _describe_end(operation)),
         ("phase", show(operation.get("phase"))),
+        ("gateway", show(operation.get("owner"))),
         ("pool", show(operation.get("pool"))),
         ("path", show(operation.get("path"))),
         ("model", show(operation.get("model"))),

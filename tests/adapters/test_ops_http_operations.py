@@ -58,7 +58,7 @@ async def test_an_operation_is_shown_as_its_records_tell_it(ops: OpsPort) -> Non
     assert operation is not None
     reply = await ops.ask("/v1/operations/op_1")
     assert reply.status == 200
-    assert reply.json == build_operation_json(operation)
+    assert reply.json == build_operation_json(operation) | {"owner": "gw/1"}
 
 
 @pytest.mark.parametrize("name", ["op_2", "op_1%00", "..%2Fop_1", "%ff", "op_1%0a", "x" * 65, "op 1"])

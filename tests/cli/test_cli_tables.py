@@ -6,7 +6,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.adapters.operation_codec import build_operator_json
 from envoy_ext.cli.columns import print_text
 from envoy_ext.cli.tables import build_operation_text, build_operations_text
 from envoy_ext.domain.operation import build_operation
@@ -20,6 +20,7 @@ from tests.support.records import (
     ended,
     first_delta_sent,
     interrupted,
+    owned,
     whole_life,
 )
 from tests.support.tool_builders import made
@@ -30,7 +31,7 @@ LONG_ID = "op_" + "0" * 26
 def as_json(records: list[Record]) -> dict[str, object]:
     operation = build_operation(records)
     assert operation is not None
-    return build_operation_json(operation)
+    return build_operator_json(operation, ())
 
 
 def show(text: Text, *, terminal: bool = False) -> str:
@@ -78,12 +79,13 @@ def test_an_empty_journal_says_so() -> None:
 
 
 def test_one_operation_shows_its_facts_and_its_attempts() -> None:
-    assert show(build_operation_text(as_json(cut_off()))).splitlines() == [
+    assert show(build_operation_text(as_json([*cut_off(), owned(operation="op_2")]))).splitlines() == [
         "operation          op_2",
         "request            req-1",
         "state              failed",
         "why                upstream_broke, replica_died, upstream_decode_interrupted",
         "phase              decode",
+        "gateway            gw/1",
         "pool               chat",
         "path               /v1/chat/completions",
         "model              llama-3.1-8b",
@@ -159,7 +161,7 @@ def test_an_operation_shows_the_calls_of_its_tools_and_which_one_stood_in_its_wa
     blocked = ended(error_code="tool_outcome_unknown", tool_call_id=call.call_id, status=409)
     operation = build_operation([begun(), attempt_started(), blocked])
     assert operation is not None
-    lines = show(build_operation_text(build_operation_json(operation, [call]))).splitlines()
+    lines = show(build_operation_text(build_operator_json(operation, [call]))).splitlines()
     (error,) = [line for line in lines if line.startswith("error")]
     assert error.endswith(f"tool_outcome_unknown (HTTP status sent: 409), because of {call.call_id}")
     assert lines[-2].split() == ["CALL", "TOOL", "NO", "STATE", "STATUS", "ATTEMPTS", "BEGUN", "ENDED"]

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
-from envoy_ext.adapters.operation_codec import build_operation_json, format_time
+from envoy_ext.adapters.operation_codec import build_operator_json, format_time
 from envoy_ext.cli.commands import cli
 from envoy_ext.cli.export import read_file, write_lines
 from envoy_ext.domain.errors import EnvoyExtError
@@ -80,7 +80,7 @@ async def test_every_operation_is_a_line_oldest_first_as_it_is_shown(
     assert ids(lines) == [f"op_{number:04}" for number in range(COUNT)]
     shown = await journal.get(OperationId("op_0003"))
     assert shown is not None
-    assert lines[3] == build_operation_json(shown)
+    assert lines[3] == build_operator_json(shown, ())
 
 
 async def test_the_port_and_the_file_give_the_same_lines(journal: SqliteJournal, path: Path) -> None:
@@ -112,6 +112,11 @@ async def test_nothing_of_what_was_asked_answered_or_called_is_in_it(
     await journal.append([ended("op_tools")], FIRST_TOKEN, secret)
     lines = await lines_of(read_file(path, START, None))
     assert lines[-1]["operation_id"] == "op_tools"
+    assert [(call["tool"], call["state"]) for call in lines[-1]["tool_calls"]] == [("mail", "recorded")]
+    async with OpsPort(journal=journal).serving() as ops:
+        assert await lines_of(stream_operations(ops.url, START, None)) == lines
+        reply = await ops.ask("/v1/operations/op_tools")
+        assert reply.json == lines[-1]
     assert SECRET not in json.dumps(lines)
 
 
