@@ -32,13 +32,14 @@ class KeepingPolicy:
 class AnswerKeeping:
     """One answer under way. Fed with each reply to the client, in order, when it is sent."""
 
-    __slots__ = ("_chunks", "_ended", "_headers", "_policy", "_room", "_status", "_wanted")
+    __slots__ = ("_chunks", "_ended", "_headers", "_policy", "_room", "_status", "_streams", "_wanted")
 
     def __init__(self, policy: KeepingPolicy) -> None:
         self._policy = policy
         self._wanted = policy.answers is not AnswersKept.NONE
         self._room = policy.max_bytes
         self._status = 0
+        self._streams = False
         self._headers: tuple[tuple[str, str], ...] = ()
         self._chunks: list[bytes] = []
         self._ended = False
@@ -78,10 +79,14 @@ class AnswerKeeping:
         """
         if not self._wanted or not (self._ended or last_word_said) or not 200 <= self._status < 300:
             return None
-        return KeptAnswer(self._status, self._headers, b"".join(self._chunks))
+        body = b"".join(self._chunks)
+        if not self._streams and not _is_closed(body):
+            return None
+        return KeptAnswer(self._status, self._headers, body)
 
     def _begin(self, reply: step.ForwardResponse) -> None:
         self._status, self._headers, self._ended = reply.status, reply.headers, reply.end
+        self._streams = reply.streams
         if not 200 <= reply.status < 300 or (reply.streams and self._policy.answers is not AnswersKept.ALL):
             self.drop()
             return
@@ -91,3 +96,13 @@ class AnswerKeeping:
         self._room -= size
         if self._room < 0:
             self.drop()
+
+
+_CLOSED_BY = {b"{": b"}", b"[": b"]"}
+
+
+def _is_closed(body: bytes) -> bool:
+    """Whether a document ends as it began. One too long to be read, or of an API whose documents are not
+    read (embeddings), counts as completed when its framing was in order."""
+    text = body.strip()
+    return text[-1:] == _CLOSED_BY.get(text[:1], text[-1:])

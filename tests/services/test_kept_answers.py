@@ -8,6 +8,7 @@ import pytest
 
 from envoy_ext.domain import step
 from envoy_ext.domain.answer_keeping import AnswerKeeping, AnswersKept, KeepingPolicy
+from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.events import (
     AttemptAnswered,
     AttemptBody,
@@ -192,6 +193,25 @@ async def test_a_sidecar_that_is_killed_before_the_record_leaves_no_answer() -> 
         OperationState.RUNNING,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        (b'{"object":"list","data":[{"embedding":[0.1]}]}\n', True),
+        (b'[{"embedding":[0.1]}]', True),
+        (b'{"object":"list","data":[{"embedding":[0.1,0', False),
+        (b'[{"embedding":[0.1]}', False),
+        (b"2.5", True),
+    ],
+)
+async def test_a_document_that_nobody_reads_is_kept_only_if_it_ends_as_it_began(
+    body: bytes, kept: bool
+) -> None:
+    sidecar = Sidecar()
+    arrival = {"family": ApiFamily.EMBEDDINGS, "path": "/v1/embeddings"}
+    await (await ask(sidecar, **arrival)).be_answered(body)
+    assert (await ask(sidecar, **arrival)).told == (["GiveAnswer"] if kept else ["operation_complete"])
 
 
 # --- recorded streams ---------------------------------------------------------------------------

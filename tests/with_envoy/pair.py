@@ -60,17 +60,19 @@ class Edge:
     url: str
     http: aiohttp.ClientSession
 
-    async def ask(self, request_id: str, key: str, fault: str = "", *, stream: bool = True) -> Answer:
+    async def ask(
+        self, request_id: str, key: str, fault: str = "", *, stream: bool = True, **headers: str
+    ) -> Answer:
         """One request, read to its end."""
-        async with self.asking(request_id, key, fault, stream=stream) as answer:
+        async with self.asking(request_id, key, fault, stream=stream, **headers) as answer:
             return Answer(answer.status, await answer.read(), answer.headers)
 
     @contextlib.asynccontextmanager
     async def asking(
-        self, request_id: str, key: str, fault: str = "", *, stream: bool = True
+        self, request_id: str, key: str, fault: str = "", *, stream: bool = True, **headers: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that is still coming in when the block begins."""
-        sent = {"x-request-id": request_id, "x-sim-fault": fault, "idempotency-key": key}
+        sent = {"x-request-id": request_id, "x-sim-fault": fault, "idempotency-key": key, **headers}
         body = build_body(stream=stream)
         async with self.http.post(self.url + CHAT, json=body, headers=sent) as answer:
             yield answer

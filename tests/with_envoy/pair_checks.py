@@ -29,6 +29,18 @@ async def check_the_same_keys_at_once(pair: Pair, keys: int) -> None:
     assert (await pair.b.ask_until("at-once-0", "operation_in_progress")).code == "operation_complete"
 
 
+async def check_a_repeat_that_waits_for_the_other(pair: Pair) -> None:
+    """What one gateway computes is given by the other, to a client that would rather wait than come back."""
+    request = mint_request_id()
+    first = asyncio.ensure_future(pair.a.ask(request, "awaited", "slow=20", stream=False))
+    await pair.wait_asked(request)
+    repeat = await pair.b.ask(mint_request_id(), "awaited", stream=False, prefer="wait=15")
+    assert (repeat.status, repeat.body) == (200, (await first).body)
+    assert repeat.headers["preference-applied"] == "wait=15"
+    assert repeat.headers["idempotent-replayed"] == "true"
+    assert repeat.headers["x-operation-id"] == (await first).headers["x-operation-id"]
+
+
 async def check_a_gateway_that_freezes(pair: Pair) -> None:
     frozen = mint_request_id()
     cut = asyncio.ensure_future(pair.a.ask(frozen, "frozen", "hang"))
