@@ -276,7 +276,7 @@ class DeliverySession:
 
 
 def read_operation_path(method: str, path: str) -> str | None:
-    """The id in `GET /v1/operations/{id}`, None for every other request. Envoy leaves the body of a HEAD out."""
+    """The id in `GET /v1/operations/{id}`, None for every other request. Of a HEAD Envoy drops the body."""
     place, _, operation_id = path.partition("?")[0].rpartition("/")
     asks = method in ("GET", "HEAD") and place == "/v1/operations"
     return operation_id if asks and operation_id else None

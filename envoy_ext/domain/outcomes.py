@@ -5,17 +5,17 @@ from typing import Final
 
 
 class Phase(StrEnum):
-    """How far an operation's answer has come."""
+    """How far an operation's answer has come. One that failed stays in the phase in which it did: that it
+    failed is its state."""
 
     QUEUED = "queued"
     PREFILL = "prefill"
     DECODE = "decode"
     COMPLETED = "completed"
-    FAILED = "failed"
 
 
 INFLIGHT_PHASES: Final = (Phase.QUEUED, Phase.PREFILL, Phase.DECODE)
-"""The phases an exchange can be in flight in; the others are how one ended."""
+"""The phases an exchange can be in flight in."""
 
 
 class OperationState(StrEnum):

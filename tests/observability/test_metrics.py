@@ -159,7 +159,7 @@ def test_inflight_follows_an_exchange_through_its_phases_and_back_to_zero(
     assert counts() == [1, 0, 1]
     assert metrics.count_inflight("chat") == {Phase.QUEUED: 1, Phase.PREFILL: 0, Phase.DECODE: 1}
     observer.note(step.PhaseChanged(CHAT, Phase.DECODE, None))
-    observer.note(step.PhaseChanged(CHAT, Phase.QUEUED, Phase.FAILED))
+    observer.note(step.PhaseChanged(CHAT, Phase.QUEUED, Phase.COMPLETED))
     assert counts() == [0, 0, 0]
     assert metrics.count_inflight("embed") == dict.fromkeys(INFLIGHT_PHASES, 0)
 

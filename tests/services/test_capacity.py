@@ -160,7 +160,7 @@ def test_requests_whose_replica_is_not_known_yet_are_load_all_the_same() -> None
     assert requests(played.pool) == (40, 40), "they are not counted twice"
     played.move(Phase.PREFILL, Phase.DECODE, 30)
     played.move(Phase.DECODE, None, 30)
-    played.move(Phase.PREFILL, Phase.FAILED, 10)
+    played.move(Phase.PREFILL, None, 10)
     played.close(A, 30)
     played.tick()
     assert requests(played.pool) == (0, 40)
