@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from envoy_ext.drills.scenarios.always import ALWAYS
 from envoy_ext.drills.scenarios.evidence import ClientEvent, EngineLine, Evidence, ToolLine
-from envoy_ext.drills.scenarios.judge import RULES, judge
+from envoy_ext.drills.scenarios.expected import EXPECTED
+from envoy_ext.drills.scenarios.judge import Finding, judge
 from envoy_ext.drills.scenarios.model import Expected
 from tests.support.scenario_evidence import (
     BEGIN,
@@ -39,6 +41,11 @@ def find_broken(expected: Expected, evidence: Evidence) -> set[str]:
 @pytest.mark.parametrize("good", [build_replayed, build_interrupted, build_refused])
 def test_good_evidence_holds(good: Good) -> None:
     assert find_broken(*good()) == set()
+
+
+def test_a_first_delta_may_be_lost_behind_its_record() -> None:
+    expected, evidence = build_refused()
+    assert find_broken(expected, with_operation(first_delta_sent=True)(evidence)) == set()
 
 
 # --- how evidence is spoiled ------------------------------------------------------------------------
@@ -132,7 +139,8 @@ TELLS = "the journal tells what the client saw"
 GOT = "the client got what was expected"
 ATTEMPTS = "the attempts are those expected"
 CANCELS = "the cancels are those expected"
-TOOLS = "the tools did what was expected, once"
+TOOLS = "the tools did what was expected"
+KEYS = "no tool acts twice under a key"
 RESULTS = "results are replayed as they were"
 OPERATION = "the operation is as expected"
 REFUSED = "the refused replays are those expected"
@@ -208,7 +216,7 @@ SPOILED: dict[str, tuple[Good, Spoil, set[str]]] = {
     "an attempt that the journal has elsewhere": (build_replayed, with_attempt(1, replica="right"), {ONCE}),
     "other counts": (build_replayed, with_operation(delivered_deltas=2), {TELLS}),
     "unknown counts": (build_replayed, with_operation(delivered_deltas=None), {TELLS}),
-    "a first delta that was not": (build_refused, with_operation(first_delta_sent=True), {TELLS}),
+    "a first delta that nobody recorded": (build_replayed, with_operation(first_delta_sent=False), {TELLS}),
     "another number of attempts": (build_replayed, with_header("x-attempt-count", "1"), {TELLS}),
     "another operation": (build_replayed, with_header("x-operation-id", "op_00000002"), {TELLS}),
     "another code": (
@@ -227,8 +235,8 @@ SPOILED: dict[str, tuple[Good, Spoil, set[str]]] = {
         with_operation(state="completed"),
         {TELLS, OPERATION},
     ),
-    "no end": (build_replayed, with_events(lambda data: data[:-1]), {GOT, TELLS}),
-    "two ends": (build_replayed, with_events(lambda data: [*data, data[-1]]), {GOT, ONE}),
+    "no end": (build_replayed, with_events(lambda data: data[:-1]), {GOT}),
+    "two ends": (build_replayed, with_events(lambda data: [*data, data[-1]]), {GOT, TELLS, ONE}),
     "an end without a finish": (
         build_replayed,
         with_events(lambda data: [*data[:-2], data[-1]]),
@@ -290,11 +298,21 @@ SPOILED: dict[str, tuple[Good, Spoil, set[str]]] = {
         ),
         {CANCELS},
     ),
-    "a tool that nobody expects": (build_replayed, with_tools(ToolLine(BEGIN, "pay", "k1")), {TOOLS}),
-    "a result out of the ledger that nobody expects": (
+    "a tool that nobody expects": (build_replayed, with_tools(ToolLine(BEGIN, "pay", "k1", 1)), {TOOLS}),
+    "a tool that acts twice under one key": (
+        build_replayed,
+        with_tools(ToolLine(BEGIN, "pay", "k1", 1), ToolLine(BEGIN, "pay", "k1", 1)),
+        {KEYS, TOOLS},
+    ),
+    "a tool that got no key": (
+        build_replayed,
+        with_tools(ToolLine(BEGIN, "pay", "", 1)),
+        {KEYS},
+    ),
+    "a result out of the ledger that no tool gave": (
         build_replayed,
         with_line(BEGIN + 2.5, SECOND, "tool", "right", tool="pay", status=200, replayed=True),
-        {RESULTS},
+        {RESULTS, TOOLS},
     ),
     "another ending": (build_replayed, with_operation(ending="unknown"), {OPERATION}),
     "a replay was refused in silence": (
@@ -324,21 +342,29 @@ def test_spoiled_evidence_is_refused_by_the_rule_that_looks_at_it(name: str) -> 
     assert rules <= find_broken(expected, spoil(evidence))
 
 
+@pytest.mark.parametrize("name", SPOILED)
+def test_what_must_hold_always_is_judged_without_an_expectation(name: str) -> None:
+    good, spoil, rules = SPOILED[name]
+    _, evidence = good()
+    assert judge(None, evidence, REVISION) == tuple(Finding(rule, True) for rule in ALWAYS)
+    broken = {finding.rule for finding in judge(None, spoil(evidence), REVISION) if not finding.holds}
+    assert rules & set(ALWAYS) <= broken
+
+
 def test_every_rule_has_evidence_that_it_refuses() -> None:
-    assert {rule for _, _, rules in SPOILED.values() for rule in rules} == set(RULES)
+    assert {rule for _, _, rules in SPOILED.values() for rule in rules} == {*ALWAYS, *EXPECTED}
 
 
 @pytest.mark.parametrize(
     ("tools", "holds"),
     [
         ((), False),
-        ((ToolLine(BEGIN, "pay", "k1"),), True),
-        ((ToolLine(BEGIN, "look", "k1"),), False),
-        ((ToolLine(BEGIN, "pay", ""),), False),
-        ((ToolLine(BEGIN, "pay", "k1"), ToolLine(BEGIN, "pay", "k2")), False),
+        ((ToolLine(BEGIN, "pay", "k1", 1),), True),
+        ((ToolLine(BEGIN, "look", "k1", 1),), False),
+        ((ToolLine(BEGIN, "pay", "k1", 1), ToolLine(BEGIN, "pay", "k2", 1)), False),
     ],
 )
-def test_a_tool_is_to_have_acted_once_under_its_key(tools: tuple[ToolLine, ...], holds: bool) -> None:
+def test_tools_are_to_have_done_what_is_expected(tools: tuple[ToolLine, ...], holds: bool) -> None:
     expected, evidence = build_replayed()
     expected = expected.model_copy(update={"executions": ("pay",)})
     assert (TOOLS not in find_broken(expected, replace(evidence, tools=tools))) is holds
@@ -347,29 +373,28 @@ def test_a_tool_is_to_have_acted_once_under_its_key(tools: tuple[ToolLine, ...],
 def test_two_executions_under_one_key_are_one_too_many_even_where_two_are_expected() -> None:
     expected, evidence = build_replayed()
     expected = expected.model_copy(update={"executions": ("pay", "pay")})
-    for second, broken in (("k1", {TOOLS}), ("k2", set())):
-        tools = (ToolLine(BEGIN, "pay", "k1"), ToolLine(BEGIN, "pay", second))
+    for second, broken in (("k1", {KEYS}), ("k2", set())):
+        tools = (ToolLine(BEGIN, "pay", "k1", 1), ToolLine(BEGIN, "pay", second, 2))
         assert find_broken(expected, replace(evidence, tools=tools)) == broken
 
 
 @pytest.mark.parametrize(
-    ("given", "holds"),
+    ("given", "broken"),
     [
-        ({}, True),
-        ({"replayed": False}, False),
-        ({"data": '{"execution": 2}'}, False),
-        ({"status": 500}, False),
-        ({"tool": "mail"}, False),
+        ({}, set()),
+        ({"replayed": False}, {TOOLS}),
+        ({"data": '{"execution": 2}'}, {RESULTS}),
+        ({"data": "half of an answer"}, {RESULTS}),
+        ({"tool": "mail"}, {RESULTS}),
     ],
 )
-def test_a_result_is_given_again_as_it_was(given: dict[str, Any], holds: bool) -> None:
+def test_a_result_out_of_the_ledger_is_one_of_its_tool(given: dict[str, Any], broken: set[str]) -> None:
     expected, evidence = build_replayed()
-    expected = expected.model_copy(update={"results_replayed": 1})
-    result = {"tool": "pay", "status": 200, "data": '{"execution": 1}'}
-    evidence = with_line(BEGIN + 1.001, FIRST, "tool", **result)(evidence)
-    again = {**result, "replayed": True, **given}
-    evidence = with_line(BEGIN + 2.001, SECOND, "tool", "right", **again)(evidence)
-    assert (find_broken(expected, evidence) == set()) is holds
+    expected = expected.model_copy(update={"results_replayed": 1, "executions": ("pay",)})
+    evidence = with_tools(ToolLine(BEGIN + 1, "pay", "k1", 1))(evidence)
+    line = {"tool": "pay", "status": 200, "data": '{"execution": 1}', "replayed": True, **given}
+    evidence = with_line(BEGIN + 2.001, SECOND, "tool", "right", **line)(evidence)
+    assert find_broken(expected, evidence) == broken
 
 
 def test_what_is_wrong_is_said_without_the_text_of_the_answer() -> None:

@@ -14,6 +14,7 @@ import pytest_asyncio
 from envoy_ext.adapters.envoy_process import find_envoy
 from envoy_ext.drills.cut_network import find_obstacle
 from envoy_ext.drills.scenarios.judge import judge
+from envoy_ext.drills.scenarios.made_up import make_up
 from envoy_ext.drills.scenarios.model import read_scenarios
 from envoy_ext.drills.scenarios.report import Run, build_input, load_evidence
 from envoy_ext.drills.scenarios.runner import Played, choose, find_differences, play_everywhere, play_on, tell
@@ -102,3 +103,14 @@ async def test_one_seed_gives_one_text_and_another_seed_another(everything: Ever
     assert everything.other_seed.evidence.client.text not in {
         everything.find(store, ONE).evidence.client.text for store in STORES
     }
+
+
+@pytest.mark.storm
+async def test_replicas_lost_by_chance_break_no_rule_on_any_store(tmp_path: Path) -> None:
+    made_up = SCENARIOS.model_copy(update={"scenarios": make_up(SEED, 12)})
+    played = await play_everywhere(STORES, made_up, SEED, find_envoy(), tmp_path)
+    runs = [run for one in played for run in one.runs]
+    broken = [(run.store, run.scenario.name, one) for run in runs for one in run.findings if not one.holds]
+    assert broken == []
+    assert len(runs) == 12 * len(STORES)
+    assert len({run.evidence.operation["ending"] for run in runs}) > 1

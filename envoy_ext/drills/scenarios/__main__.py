@@ -8,6 +8,7 @@ from pathlib import Path
 
 from envoy_ext.adapters.envoy_process import find_envoy
 from envoy_ext.domain.errors import ConfigError, EnvoyExtError
+from envoy_ext.drills.scenarios.made_up import make_up
 from envoy_ext.drills.scenarios.model import FAILURE_POLICY, read_scenarios
 from envoy_ext.drills.scenarios.runner import (
     choose,
@@ -31,11 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", default="1", help="of the prompts and the answers")
     parser.add_argument("--store", action="append", choices=STORES, help="may be repeated; all unless given")
     parser.add_argument("--scenarios", type=Path, default=FAILURE_POLICY, metavar="FILE")
+    parser.add_argument("--made-up", type=int, metavar="N", help="play so many by chance, and no file")
     parser.add_argument("--envoy", metavar="PATH")
     given = parser.parse_args(argv)
     configure_logging("error")
     try:
-        scenarios = choose(read_scenarios(given.scenarios), given.names)
+        scenarios = read_scenarios(given.scenarios)
+        if given.made_up:
+            scenarios = scenarios.model_copy(update={"scenarios": make_up(given.seed, given.made_up)})
+        scenarios = choose(scenarios, given.names)
         envoy = find_envoy(given.envoy)
         played = asyncio.run(
             play_everywhere(given.store or STORES, scenarios, given.seed, envoy, given.report)

@@ -64,6 +64,17 @@ class Client:
         return self.errors[-1] if self.errors else self.refusal or {}
 
     @property
+    def whole(self) -> bool:
+        """A finish, and no more than one end. Engines that leave out the end are whole all the same."""
+        finished = [
+            choice.get("finish_reason")
+            for event in self.events
+            for choice in read_json(event.data).get("choices", ())
+        ]
+        clean = self.status == 200 and not self.cut and not self.errors
+        return clean and any(finished) and [event.data for event in self.events].count(DONE) <= 1
+
+    @property
     def text(self) -> str:
         """All that a person could read."""
         return "".join(event.delta for event in self.events)
@@ -95,6 +106,8 @@ class ToolLine:
     tool: str
     key: str
     """The Idempotency-Key it was called with; "" without one."""
+    number: int
+    """Of the execution, over all tools; its answer names it."""
 
 
 @dataclass(frozen=True, slots=True)

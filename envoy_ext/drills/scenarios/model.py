@@ -46,10 +46,13 @@ class When(Section):
     engine: Literal["start", "token", "chunk"] | None = None
     """An engine has logged this of the request, for the first time."""
 
+    tools_acted: Some | None = None
+    """The tools have acted so often."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.client_has is None) == (self.engine is None):
-            raise PydanticCustomError("when", "name one moment: client_has or engine")
+        if [self.client_has, self.engine, self.tools_acted].count(None) != 2:
+            raise PydanticCustomError("when", "name one moment: client_has, engine or tools_acted")
         return self
 
 
@@ -109,7 +112,8 @@ class Scenario(Section):
     """`hold`: a tool acts, and keeps its answer to itself."""
     acts: ListOf[Act] = ()
     """In order: each waits for its moment when the one before is done."""
-    expect: Expected
+    expect: Expected | None = None
+    """None: nothing but what holds whatever is played."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

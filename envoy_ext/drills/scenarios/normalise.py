@@ -13,7 +13,10 @@ from envoy_ext.drills.scenarios.evidence import EngineLine, Evidence
 
 TIMES: Final = frozenset({"time", "created", "created_at", "ended_at", "first_byte_at", "lease_expires_at"})
 """Keys whose values are moments: only whether there is one stays."""
-_ID: Final = re.compile(r"\b(op|att|exg)_[0-9A-Za-z]{8,}|\b(chatcmpl)-[A-Za-z0-9_]+-\d+")
+_ID: Final = re.compile(
+    r"\b(op|att|exg)_[0-9A-Za-z]{8,}|\b(chatcmpl)-[A-Za-z0-9_]+-\d+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+)
+"""Ours, those of simulated answers, and the request ids that Envoy makes."""
 
 
 class Normaliser:
@@ -47,7 +50,7 @@ class Normaliser:
                 return json.dumps(self.replace(json.loads(text)))
             except ValueError:
                 pass  # half an event, or no JSON at all: a text like any other
-        return _ID.sub(lambda found: self._number(found[1] or found[2], found[0]), text)
+        return _ID.sub(lambda found: self._number(found[1] or found[2] or "request", found[0]), text)
 
     def _number(self, kind: str, name: str) -> str:
         count = sum(known == kind for known, _ in self._names)

@@ -18,8 +18,9 @@ from envoy_ext.drills.scenarios.evidence import (
     ToolLine,
     read_delta,
     read_engine_lines,
+    read_json,
 )
-from envoy_ext.drills.scenarios.model import Act, Scenario
+from envoy_ext.drills.scenarios.model import Act, Scenario, When
 from envoy_ext.drills.scenarios.stage import Stage
 from envoy_ext.operations_client import fetch_operation, fetch_operations
 from envoy_ext.sim.tool_calls import TOOL_HEADER
@@ -107,11 +108,19 @@ async def play(stage: Stage, scenario: Scenario) -> Evidence:
         trace = [json.loads(line) for line in stage.trace]
         own = tuple(line for line in trace if line["operation_id"] == operation.get("operation_id"))
         engines = read_engine_lines(logs, request.request_id)
-        tools = tuple(ToolLine(one.time, one.path.strip("/"), one.key or "") for one in stage.tool.executions)
+        tools = tuple(
+            ToolLine(one.time, one.path.strip("/"), one.key or "", one.number)
+            for one in stage.tool.executions
+        )
         return Evidence(watched.close(), engines, operation, own, tools)
     finally:
         stage.trace.clear()
         await stage.mend()
+
+
+def _read_tools(stage: Stage) -> tuple[ToolLine, ...]:
+    done = stage.tool.executions
+    return tuple(ToolLine(one.time, one.path.strip("/"), one.key or "", one.number) for one in done)
 
 
 async def _ask(stage: Stage, request: Request, watched: _Watched) -> None:
@@ -121,7 +130,8 @@ async def _ask(stage: Stage, request: Request, watched: _Watched) -> None:
             watched.status = answer.status
             watched.headers |= {name: answer.headers[name] for name in _HEADERS if name in answer.headers}
             if answer.content_type != "text/event-stream":
-                watched.refusal = json.loads(await answer.read())["error"]
+                error = read_json((await answer.read()).decode(errors="replace")).get("error")
+                watched.refusal = error if isinstance(error, dict) else None
                 return
             # Line by line, by no parser of the product's: what that misreads must not be misread here.
             async for line in answer.content:
@@ -146,11 +156,17 @@ async def _act(stage: Stage, scenario: Scenario, request: Request, watched: _Wat
         await _wait_logged(stage, request, "start")
         stage.turn_to(None)
     for act in scenario.acts:
-        if act.when.engine is not None:
-            await _wait_logged(stage, request, act.when.engine)
-        while act.when.client_has is not None and watched.deltas < act.when.client_has:
-            await asyncio.sleep(_LOOK_S)
+        await _wait_moment(stage, act.when, request, watched)
         await _do(stage, act, request)
+
+
+async def _wait_moment(stage: Stage, when: When, request: Request, watched: _Watched) -> None:
+    if when.engine is not None:
+        await _wait_logged(stage, request, when.engine)
+    if when.tools_acted is not None:
+        await stage.tool.wait_executions(when.tools_acted)
+    while when.client_has is not None and watched.deltas < when.client_has:
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _wait_logged(stage: Stage, request: Request, what: str) -> None:
@@ -166,11 +182,11 @@ async def _do(stage: Stage, act: Act, request: Request) -> None:
             await stage.heal_network()
         case "kill":
             last = [line for line in _read_lines(stage, request) if line["what"] == "start"][-1]
-            await stage.engines[last["replica"]].kill()
-            # The dead write nothing: whoever killed it says so in its log.
+            # The dead write nothing: whoever kills it says so in its log, before anybody can notice.
             line = {**last, "time": time.monotonic(), "what": "end", "ended": "killed"}
             with stage.logs[last["replica"]].open("a") as log:
                 log.write(json.dumps(line) + "\n")
+            await stage.engines[last["replica"]].kill()
 
 
 def _read_lines(stage: Stage, request: Request) -> list[dict[str, Any]]:
