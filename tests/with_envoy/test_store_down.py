@@ -157,3 +157,7 @@ async def check_what_stays(ailing: Ailing, recorded: list[str], down: list[Reply
         assert operation is None or reply is down[0] or not operation["attempts"], operation
     assert ailing.unrecorded == 3
     assert await ailing.read_ready() == []
+    # Envoy never ran out of patience: each word came within the time of one call.
+    waits = await gateway.read_envoy_stats("message_timeouts")
+    assert waits, "Envoy has another name for it"
+    assert set(waits.values()) == {0}
