@@ -20,8 +20,10 @@ from envoy_ext.domain.ids import OperationId, ReplicaId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.records import OperationEnded
+from tests.support.journals import leave
 from tests.support.keyed import JSON, KEPT_HEADERS, SSE, WHOLE, Client, ask, let_tasks_run, read_kept
 from tests.support.outages import FailingJournal
+from tests.support.recovering import recover
 from tests.support.sidecar import BODY, DELTA, REST, Sidecar
 
 RECORDED = Path(__file__).parents[1] / "data" / "sse"
@@ -189,10 +191,14 @@ async def test_a_sidecar_that_is_killed_before_the_record_leaves_no_answer() -> 
     await let_tasks_run()
     assert first.sent.replies[-1] == step.ForwardBody(WHOLE[20:], end=True)
     (operation,) = await journal.list_recent(10)
-    assert (operation.state, await journal.read_answer(operation.operation_id)) == (
-        OperationState.RUNNING,
-        None,
-    )
+    assert operation.state is OperationState.RUNNING
+
+    journal.slow = ()
+    await leave(journal, killed.keeper.seat)
+    await recover(journal)
+    again = Sidecar(journal=journal, name="2")
+    assert await read_kept(again) == [None]
+    assert (await ask(again)).told == ["operation_incomplete"]
 
 
 @pytest.mark.parametrize(
