@@ -23,6 +23,7 @@ from envoy_ext.adapters.ids import mint_attempt_id, mint_exchange_id, mint_opera
 from envoy_ext.adapters.ops_http import OpsServer
 from envoy_ext.adapters.scraper import Scraper
 from envoy_ext.adapters.socket_diag import SocketDiag
+from envoy_ext.adapters.webhook import Webhook
 from envoy_ext.config import Config
 from envoy_ext.domain.fleet_events import Change
 from envoy_ext.domain.fleet_view import FleetView
@@ -107,6 +108,7 @@ class App:
         self._scraper: Scraper | None = None
         self._identities: IdentityReader | None = None
         self._socket_diag: SocketDiag | None = None
+        self._webhook = Webhook()
         self._background: list[asyncio.Task[None]] = []
 
     @property
@@ -195,7 +197,7 @@ class App:
         await discovery.wait_told(FIRST_LIST_S)
         fleet.tick()
         background = Background(observer)
-        queue_policy = build_queue_policy(config.admission)
+        queue_policy = build_queue_policy(config)
         queues = self._queues = Queues(
             queue_policy,
             [pool.name for pool in config.pools],
@@ -245,6 +247,7 @@ class App:
             queues=queues,
             clock=self.clock,
             joining=build_joining(config.idempotency),
+            hand_offs=self._webhook,
         )
         metrics.watch_repeats(lambda: len(arrivals.joiners))
         tools = build_tools(config, journal, self.clock, observer, background)
@@ -287,6 +290,7 @@ class App:
                 await self._wait_idle(LAST_WORDS_S)
             await self._grpc.stop(LAST_WORDS_S)
             await self._exchanges.aclose()
+        await self._webhook.close()
         if self._socket_diag is not None:
             self._socket_diag.close()
         if self._lease_doors is not None:

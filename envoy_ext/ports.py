@@ -329,3 +329,24 @@ class DiscoverySource(Protocol):
         Whatever keeps the source from telling is a value too, and no exception; then the last list stands,
         and the next value that is a list ends the failure. Ids are unique within a list.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What a person is told of a request: where to find it, and no word of it."""
+
+    operation_id: OperationId
+    request_id: str
+    request_class: str
+    """As the configuration names it."""
+    path: str
+    body_sha256: str
+    code: str
+    """What it would have been refused with."""
+
+
+class HandOffs(Protocol):
+    """Where requests are handed to people."""
+
+    async def hand_over(self, url: str, request: HandedOver, timeout_s: float) -> bool:
+        """Whether it was taken, within so many seconds. Nothing is raised and nothing sent twice."""

@@ -29,10 +29,12 @@ def build_request_headers_reply(set_headers: Headers, remove: Iterable[str]) -> 
     return response
 
 
-def build_request_body_reply(set_headers: Headers, remove: Iterable[str]) -> Any:
-    """Let a buffered request body go on; headers may still be changed with it."""
+def build_request_body_reply(set_headers: Headers, remove: Iterable[str], body: bytes | None = None) -> Any:
+    """Let a buffered request body go on, or another in its place; headers may still be changed with it."""
     response = ProcessingResponse()
     response.request_body.response.SetInParent()
+    if body is not None:
+        response.request_body.response.body_mutation.body = body
     _mutate(response.request_body.response.header_mutation, set_headers, remove)
     return response
 

@@ -1,7 +1,7 @@
 """The delivery filter's session: one client's request at the ingress hop, from headers to last byte."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Final, assert_never
 
@@ -14,6 +14,7 @@ from envoy_ext.domain import names, step
 from envoy_ext.domain.api import MODELS_PATH, ApiFamily, match_api
 from envoy_ext.domain.client_errors import NOT_RECORDED, ClientError, build_error_body, build_error_headers
 from envoy_ext.domain.events import DeliveryClosed, ResponseBody, ResponseStarted
+from envoy_ext.domain.outcomes import RungName
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.arrivals import Arrivals, ShownOperation
 from envoy_ext.services.deliveries import Delivery
@@ -184,6 +185,8 @@ class DeliverySession:
                 self._send_headers(reply)
             case step.RespondLocally():
                 self._send_error(reply.error)
+            case step.AnswerHere():
+                self._send_own_answer(reply)
             case step.GiveAnswer():
                 self._send_answer(reply)
             case step.ResetDelivery():
@@ -198,6 +201,12 @@ class DeliverySession:
             (names.POOL, reply.pool),
             (h.REQUEST_ID, self._request_id),
         ]
+        if reply.changed_body is not None:
+            set_headers.append(("content-length", str(len(reply.changed_body))))
+            # What is written anew is written plain.
+            remove = [*self._hostile, "content-encoding"]
+            self._outbox.send(codec.build_request_body_reply(set_headers, remove, reply.changed_body))
+            return
         build = codec.build_request_body_reply if self._body_expected else codec.build_request_headers_reply
         self._outbox.send(build(set_headers, self._hostile))
 
@@ -207,6 +216,7 @@ class DeliverySession:
             (h.OPERATION_ID, reply.operation_id),
             (h.ATTEMPT_COUNT, str(reply.attempts)),
             *self._list_applied(),
+            *_list_degraded(reply.degraded),
         ]
         remove = [*_OWN_RESPONSE_HEADERS]
         if reply.may_append:
@@ -215,6 +225,8 @@ class DeliverySession:
             remove.append(NOT_RECORDED[0])
         else:
             set_headers.append(NOT_RECORDED)
+        if not reply.degraded:
+            remove.append(names.DEGRADED)  # a replica's own word would pass for ours
         self._outbox.send(codec.build_response_headers_reply(set_headers, remove))
 
     def _send_body(self, reply: step.ForwardBody) -> None:
@@ -258,8 +270,20 @@ class DeliverySession:
             (h.REQUEST_ID, reply.request_id),
             (h.OPERATION_ID, reply.operation_id),
             (h.ATTEMPT_COUNT, str(reply.attempts)),
+            *_list_degraded(reply.degraded),
         ]
         self._respond(reply.answer.status, headers, reply.answer.body, "envoy_ext_answer_replayed")
+
+    def _send_own_answer(self, reply: step.AnswerHere) -> None:
+        headers = [
+            ("content-type", reply.content_type),
+            (h.REQUEST_ID, reply.request_id),
+            (h.OPERATION_ID, reply.operation_id),
+            (h.ATTEMPT_COUNT, "0"),
+            *_list_degraded(reply.degraded),
+            *(() if reply.recorded else (NOT_RECORDED,)),
+        ]
+        self._respond(200, headers, reply.data, f"envoy_ext_{reply.degraded[-1]}")
 
     def _send_error(self, error: ClientError) -> None:
         headers, body = build_error_headers(error), build_error_body(error)
@@ -273,6 +297,10 @@ class DeliverySession:
 
     def _list_applied(self) -> list[tuple[str, str]]:
         return [] if self._preference is None else [(h.PREFERENCE_APPLIED, self._preference)]
+
+
+def _list_degraded(rungs: Sequence[RungName]) -> list[tuple[str, str]]:
+    return [(names.DEGRADED, ", ".join(rungs))] if rungs else []
 
 
 def read_operation_path(method: str, path: str) -> str | None:

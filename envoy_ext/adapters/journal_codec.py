@@ -23,7 +23,7 @@ from envoy_ext.domain.ids import (
     ReplicaId,
     SeatId,
 )
-from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason, RungName
 from envoy_ext.domain.records import (
     AttemptEnded,
     AttemptStarted,
@@ -43,7 +43,7 @@ _KINDS: Final[dict[type[Record], str]] = {
     AttemptEnded: "attempt_ended",
     OperationEnded: "operation_ended",
 }
-_LATER_FIELDS: Final = ("ledger_id", "tool_call_id")
+_LATER_FIELDS: Final = ("ledger_id", "tool_call_id", "pool", "degraded")
 """Left out where they say nothing: a record then is as releases before them wrote and read it."""
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -178,6 +178,15 @@ class Fields:
             self._fault(name, "a list of strings")
         return texts
 
+    def words(self, name: str, words: type[_Word]) -> tuple[_Word, ...]:
+        value = self._value(name, "a list of words")
+        if not isinstance(value, list):
+            self._fault(name, "a list of words")
+        try:
+            return tuple(words(one) for one in value)
+        except (ValueError, TypeError):
+            self._fault(name, f"a list of the words of {words.__name__}")
+
     def replica_or_none(self, name: str) -> ReplicaId | None:
         return None if self.is_null(name) else ReplicaId(self.text(name))
 
@@ -199,6 +208,7 @@ def _read_operation_begun(fields: Fields) -> OperationBegun:
         prompt_tokens_estimate=fields.count("prompt_tokens_estimate"),
         max_attempts=fields.count("max_attempts"),
         ledger_id=None if fields.is_absent("ledger_id") else OperationId(fields.text("ledger_id")),
+        degraded=_read_degraded(fields),
     )
 
 
@@ -219,6 +229,8 @@ def _read_attempt_started(fields: Fields) -> AttemptStarted:
         at=fields.time("at"),
         replica=fields.replica_or_none("replica"),
         lease_expires_at=fields.time("lease_expires_at"),
+        pool=None if fields.is_absent("pool") else PoolName(fields.text("pool")),
+        degraded=_read_degraded(fields),
     )
 
 
@@ -258,7 +270,12 @@ def _read_operation_ended(fields: Fields) -> OperationEnded:
         delivered_bytes=fields.count("delivered_bytes"),
         model_revision=fields.text_or_none("model_revision"),
         tool_call_id=None if fields.is_absent("tool_call_id") else fields.text("tool_call_id"),
+        degraded=_read_degraded(fields),
     )
+
+
+def _read_degraded(fields: Fields) -> tuple[RungName, ...] | None:
+    return None if fields.is_absent("degraded") else fields.words("degraded", RungName)
 
 
 _READERS: Final[dict[str, Callable[[Fields], Record]]] = {

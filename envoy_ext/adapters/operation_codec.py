@@ -33,6 +33,7 @@ def build_operation_json(operation: Operation, calls: Sequence[ToolCall] | None 
         "path": operation.path,
         "model": operation.model,
         "stream": operation.stream,
+        "degraded": [rung.value for rung in operation.degraded],
     }
 
 

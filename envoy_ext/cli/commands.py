@@ -106,9 +106,11 @@ def check(config: ConfigOption, envoy: EnvoyOption = None) -> None:
     from envoy_ext.adapters.ops_guard import read_token_file
     from envoy_ext.config import load_config
     from envoy_ext.stack import validate_with_envoy
+    from envoy_ext.wiring.exchanges import build_queue_policy
     from envoy_ext.wiring.journal import describe_journal
 
     loaded = load_config(config)
+    build_queue_policy(loaded)  # reads the files that answers are in
     if loaded.operations.token_file is not None:
         read_token_file(loaded.operations.token_file)
     print(f"{config}: the configuration is good")

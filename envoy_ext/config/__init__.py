@@ -13,6 +13,7 @@ from envoy_ext.config.failure_policy import (
 )
 from envoy_ext.config.idempotency import Idempotency
 from envoy_ext.config.journal import Journal, Sentinel
+from envoy_ext.config.ladder import Rung
 from envoy_ext.config.model import (
     Admin,
     Admission,
@@ -67,6 +68,7 @@ __all__ = [
     "Readiness",
     "Replica",
     "RetryBudget",
+    "Rung",
     "Sentinel",
     "Shutdown",
     "Sidecar",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pydantic_core import PydanticCustomError
 
 from envoy_ext.config.journal_conflicts import find_journal_conflicts
+from envoy_ext.config.ladder import find_ladder_mistakes
 from envoy_ext.config.mistakes import Location, format_location
 from envoy_ext.config.model import DEFAULT_SIDECAR_SOCKET, Admin, Envoy, Ingress, LeaseDoor, Operations
 from envoy_ext.config.section import check_socket_path
@@ -29,6 +30,7 @@ def find_conflicts(data: Mapping) -> list[tuple[Location, str]]:
         *_find_shared_ports(data),
         *_find_socket_conflicts(data),
         *_find_endpoints_apart(data),
+        *_find_ladder_mistakes(data),
         *_find_repeated_tools(data),
         *find_journal_conflicts(_section(data, ("journal",))),
         *_find_outage_conflicts(data),
@@ -206,6 +208,14 @@ def _find_outage_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
             "or set journal.on_unavailable to continue_unrecorded"
         )
         yield ("admission", "classes", str(name), "unrecorded"), message
+
+
+def _find_ladder_mistakes(data: Mapping) -> Iterator[tuple[Location, str]]:
+    pools = {str(pool.get("name")) for _, pool in _items(data.get("pools"))}
+    for name, one in _section(data, ("admission", "classes")).items():
+        if isinstance(one, dict) and isinstance(name, str):
+            at = ("admission", "classes", name, "ladder")
+            yield from find_ladder_mistakes(one.get("ladder"), at, one.get("side_effects"), pools)
 
 
 def _is_socket_path(path: str) -> bool:

@@ -83,10 +83,12 @@ def _describe_choice(expected: str, value: object) -> str:
 def _describe_unknown_key(location: Location, root: type[Section]) -> str:
     section = _section_at(location[:-1], root)
     known = [field.alias or name for name, field in section.model_fields.items()] if section else []
-    homes = _list_homes(location[-1], root)
-    if len(homes) == 1:
+    key = location[-1]
+    misspelt = isinstance(key, str) and get_close_matches(key, known, n=1, cutoff=0.85)
+    homes = _list_homes(key, root)
+    if len(homes) == 1 and not misspelt:
         return f"unknown key here; it belongs to {homes[0]}"
-    return "unknown key" + (_suggest(location[-1], known) or f"; known here: {', '.join(known)}")
+    return "unknown key" + (_suggest(key, known) or f"; known here: {', '.join(known)}")
 
 
 def _suggest(value: object, known: list[str]) -> str:

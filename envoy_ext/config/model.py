@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from envoy_ext.config.failure_policy import OnUpstreamFailure
 from envoy_ext.config.idempotency import Idempotency
 from envoy_ext.config.journal import Journal
+from envoy_ext.config.ladder import OrRefuse, Rung
 from envoy_ext.config.pools import BOUNDARY, Pool
 from envoy_ext.config.quantities import Duration, DurationOrZero, SizeBetween, WaitOrZero
 from envoy_ext.config.section import (
@@ -136,6 +137,10 @@ class TrafficClass(Section):
     """None: that of `admission`."""
     unrecorded: bool = False
     """Whether its requests may run while nothing can be recorded (`journal.on_unavailable`)."""
+    ladder: ListOf[Annotated[Rung, OrRefuse()]] = ()
+    """What is given up, in this order, before one of its requests is refused."""
+    side_effects: bool = False
+    """Its operations act on the world: they are run as they are, or refused."""
 
 
 class Admission(Section):

@@ -93,6 +93,12 @@ ToolUrl = Annotated[
 """Where a tool is called: http or https, with a path or without."""
 
 
+def check_web_url(url: str) -> str:
+    """Scheme http or https, a host, and whatever path and query."""
+    _split(url, "http://host:port/path")
+    return url
+
+
 def _check_metrics_url(url: str) -> str:
     _split(url, "http://host:port/metrics")
     return url

@@ -17,6 +17,7 @@ from typing import Final
 from envoy_ext.domain.drain_rate import DrainRate
 from envoy_ext.domain.fair_line import FairLine
 from envoy_ext.domain.ids import OperationId, ReplicaId
+from envoy_ext.domain.ladder import Outlook
 from envoy_ext.domain.room import Room
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Ticket, TicketState, Turn, Waits
 from envoy_ext.domain.traffic_class import TrafficClasses
@@ -70,6 +71,23 @@ class AdmissionQueue:
         excess = self._line.find_excess(operation_id)
         shed = self._refuse(excess, "queue_full", room, now)
         return (shed,) if excess == operation_id else (Waits(operation_id, ticket.until), shed)
+
+    def foresee(self, request_class: str | None, caller: str, room: Room) -> Outlook:
+        """What a request would find that came at this moment; it changes nothing."""
+        length, waiting = self._policy.length, len(self._line)
+        if not room.limited:
+            return Outlook(False, waiting, length, wait_s=0.0, hold_s=None)
+        rate = self._rate.read(room.slots)
+        hold_s = None if rate is None else room.slots / rate
+        if self.has_room(room):
+            return Outlook(False, waiting, length, wait_s=0.0, hold_s=hold_s)
+        ahead = self._line.count_ahead(self._policy.classes.find(request_class).name, caller)
+        wait_s = None if rate is None else (ahead + 1) / rate
+        return Outlook(True, waiting, length, wait_s, hold_s)
+
+    def has_room(self, room: Room) -> bool:
+        """Whether a request that came at this moment would be let in at once."""
+        return not room.limited or (not self._line and room.choose(self._promised) is not None)
 
     def start(self, operation_id: OperationId) -> None:
         """An attempt of the request is counted, where it is or as one that nobody has placed yet."""

@@ -61,6 +61,12 @@ class AnswerKeeping:
                 if self._wanted:
                     self._chunks.append(reply.data)
                     self._ended = reply.end
+            case step.AnswerHere():
+                self._begin(_read_head(reply))
+                self._take(len(reply.data))
+                if self._wanted:
+                    self._chunks.append(reply.data)
+                    self._ended = True
             case step.RespondLocally() | step.ResetDelivery():
                 self.drop()
             case _:
@@ -106,3 +112,16 @@ def _is_closed(body: bytes) -> bool:
     read (embeddings), counts as completed when its framing was in order."""
     text = body.strip()
     return text[-1:] == _CLOSED_BY.get(text[:1], text[-1:])
+
+
+def _read_head(own: step.AnswerHere) -> step.ForwardResponse:
+    """The headers of an answer of the gateway's own, as those of a replica's."""
+    return step.ForwardResponse(
+        own.request_id,
+        own.operation_id,
+        attempts=0,
+        may_append=False,
+        status=200,
+        headers=(("content-type", own.content_type),),
+        streams=own.content_type.startswith("text/event-stream"),
+    )

@@ -142,7 +142,7 @@ def parse_request(
         return ReadRequest(facts, {})
     request = _read_object(body, content_encoding, max_decoded_bytes)
     try:
-        return ReadRequest(_read_facts(family, request, path.partition("?")[0]), request)
+        return ReadRequest(read_facts(family, request, path.partition("?")[0]), request)
     except RecursionError:
         raise InvalidRequest(_TOO_DEEP) from None
 
@@ -172,7 +172,8 @@ def _read_object(body: bytes, content_encoding: str, max_decoded_bytes: int) -> 
     return request
 
 
-def _read_facts(family: ApiFamily, request: JsonObject, path: str) -> RequestFacts:
+def read_facts(family: ApiFamily, request: JsonObject, path: str) -> RequestFacts:
+    """The facts of a body that has been decoded; `path` is without a query."""
     stream = _read_bool(request, "stream")
     prompts = 1
     match family:

@@ -202,6 +202,8 @@ class AttemptGate:
                 at=started,
                 replica=None if target is None else target.replica,
                 lease_expires_at=started + shared.policy.lease.ttl_s,
+                pool=identity.pool if shared.moved else None,
+                degraded=shared.degraded if shared.degraded_later else None,
             )
         )
         if shared.policy.watches_tools and (attempt.number > 1 or identity.ledger_id is not None):

@@ -6,7 +6,8 @@ its API's terminal mark, a deadline passed, the sidecar drains, the client takes
 
 from dataclasses import replace
 
-from envoy_ext.domain import ending, events, step
+from envoy_ext.domain import ending, events, names, step
+from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.client_errors import NOT_RECORDED, ClientError, build_terminal_event
 from envoy_ext.domain.delivery import Delivery, DeliveryState
 from envoy_ext.domain.exchange_shared import Shared
@@ -22,6 +23,8 @@ class ClientSide:
     def __init__(self, shared: Shared, delivery: Delivery) -> None:
         self.error: ClientError | None = None
         """The error the client was sent, as a body or as an event."""
+        self.spared_code: str | None = None
+        """What the client would have been refused with, had the gateway not had an answer of its own."""
         self.inject_at: float | None = None
         self._shared = shared
         self._delivery = delivery
@@ -54,6 +57,7 @@ class ClientSide:
                 headers=self._headers,
                 streams=delivery.kind in (BodyKind.SSE, BodyKind.NDJSON),
                 end=end,
+                degraded=self._shared.degraded,
             )
         )
 
@@ -133,7 +137,8 @@ class ClientSide:
         `operation_id`: of the operation that the error is about, when that is another one.
         """
         if self._delivery.state is DeliveryState.QUEUED:
-            self._shared.out.notes.append(step.RequestRefused(self._shared.identity.pool, code))
+            if code != FORBIDDEN:  # counted where it was held
+                self._shared.out.notes.append(step.RequestRefused(self._shared.identity.pool, code))
             self._shared.learn(exchange_cause=events.LogCause.SIDECAR)  # its log entry will bear no name
         asked = self._shared.started_attempts > 0
         self._shared.learn(refused=not asked, failed=asked, interrupted=reason)
@@ -144,6 +149,17 @@ class ClientSide:
         self._delivery.status = error.http_status
         self.error = error
         self._shared.out.replies.append(step.RespondLocally(error))
+
+    def give_own_answer(self, event: events.AnsweredHere) -> None:
+        """Answer with a fixed text in a model's place; no replica has been asked."""
+        self._shared.learn(exchange_cause=events.LogCause.SIDECAR)  # its log entry will bear no name
+        if event.settled:
+            self._shared.learn(passed_end=Verdict.COMPLETE)
+        else:
+            self._shared.learn(refused=True)
+        self.spared_code = event.code
+        self._delivery.end()
+        self._delivery.status = 200
 
     def _pass_end(self, verdict: Verdict) -> None:
         self.inject_at = None
@@ -188,6 +204,8 @@ class ClientSide:
             headers.append(NOT_RECORDED)
         if self._shared.blocked_by is not None:  # the operation names the call
             headers.append(("location", f"/v1/operations/{identity.operation_id}"))
+        if self._shared.degraded and self._shared.started_attempts:
+            headers.append((names.DEGRADED, ", ".join(self._shared.degraded)))
         return ClientError(
             code=code,
             request_id=identity.request_id,

@@ -1,6 +1,6 @@
 """What happened to one exchange, in its own words; adapters translate Envoy's messages into these.
 
-Eight sources, in no promised order between them:
+Nine sources, in no promised order between them:
 
 * the delivery stream (ingress ext_proc): `RequestArrived`, `ResponseStarted`, `ResponseBody`,
   `DeliveryClosed`
@@ -12,17 +12,19 @@ Eight sources, in no promised order between them:
 * whoever looks whether the replica is dead: `AttemptFenced`
 * the ledger of tool calls, where there are tools: `LedgerRead`
 * its pool's queue, where the request waits in it: `RequestAdmitted`, `RequestShed`
+* its class's ladder, before it is refused: `RequestMoved`, `AnsweredHere`
 * the sidecar itself: `DrainExpired`, `JournalFailed`, `RecordingLost`, `OwnershipLost`
 
 Log entries may come before, after, twice or never.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from envoy_ext.domain.api import RequestFacts
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import FenceProof
+from envoy_ext.domain.outcomes import RungName
 from envoy_ext.domain.tool_calls import ToolCall
 
 
@@ -70,6 +72,11 @@ class RequestArrived:
     body_bytes: int
     deadline_s: float | None
     """The client's own limit, seconds from this event; None when it named none."""
+    degraded: tuple[RungName, ...] = ()
+    """What was given up of it on arrival. `facts` are of what is left, under the model that the client asked
+    for; hash and size are of the client's own body."""
+    changed_body: bytes | None = field(default=None, repr=False)
+    """What goes to the replica in place of the client's own; None: that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +252,30 @@ class RequestShed:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestMoved:
+    """The request, which waits, has a slot of another pool. `RequestAdmitted` follows."""
+
+    pool: PoolName
+    facts: RequestFacts
+    degraded: tuple[RungName, ...]
+    """All that has been given up of it by now."""
+    changed_body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredHere:
+    """The request, which waits, gets a fixed answer of the gateway's instead of a model's."""
+
+    content_type: str
+    data: bytes = field(repr=False)
+    degraded: tuple[RungName, ...]
+    code: str
+    """What it would have been refused with."""
+    settled: bool
+    """Whether its operation is done with: somebody has taken it over. Else it was not, and may run again."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainExpired:
     """The sidecar is stopping and the time for in-flight streams is used up."""
 
@@ -290,6 +321,8 @@ Event = (
     | ExchangeLogged
     | RequestAdmitted
     | RequestShed
+    | RequestMoved
+    | AnsweredHere
     | DrainExpired
     | JournalFailed
     | RecordingLost

@@ -27,6 +27,7 @@ from envoy_ext.domain.ids import AttemptId, FencingToken
 from envoy_ext.domain.outcomes import Phase, Reason
 from envoy_ext.domain.places import RanAt
 from envoy_ext.domain.retry import GiveUp
+from envoy_ext.domain.stepping_down import answer, build_begun, move
 
 QUEUE_WORD_S: Final = 5.0
 """How long the queue's last word may take to reach Envoy, beyond the longest wait."""
@@ -56,7 +57,7 @@ class Exchange:
 
     def open(self, now: float) -> step.Step:
         """Begin: record the operation, then let the request go on."""
-        self._begin(now)
+        self._shared.out.records.append(build_begun(self._shared, now))
         self._forward()
         return self._shared.out.take()
 
@@ -65,40 +66,21 @@ class Exchange:
 
         The operation has begun all the same: a repeat under its key is told that it is in progress.
         """
-        self._begin(now)
+        self._shared.out.records.append(build_begun(self._shared, now))
         self._delivery.queue()
         self._shared.enter(Phase.QUEUED)
         self._shared.out.replies.append(step.HoldRequest(until - now + QUEUE_WORD_S))
         return self._shared.out.take()
 
-    def _begin(self, now: float) -> None:
-        shared, request = self._shared, self._shared.request
-        identity, failover = shared.identity, shared.policy.failover
-        shared.out.records.append(
-            records.OperationBegun(
-                operation_id=identity.operation_id,
-                exchange_id=identity.exchange_id,
-                at=shared.wall(now),
-                request_id=identity.request_id,
-                pool=identity.pool,
-                path=request.path,
-                model=request.facts.model,
-                stream=request.facts.stream,
-                caller=identity.caller,
-                key_hash=identity.key_hash,
-                body_sha256=request.body_sha256,
-                body_bytes=request.body_bytes,
-                prompt_tokens_estimate=request.facts.prompt_tokens_estimate,
-                max_attempts=failover.max_attempts if failover.replay else 1,
-                ledger_id=identity.ledger_id,
-            )
-        )
-
     def _forward(self) -> None:
-        identity = self.identity
+        identity, shared = self.identity, self._shared
         self._delivery.forward()
-        self._shared.enter(Phase.PREFILL)
-        self._shared.out.replies.append(step.ForwardRequest(identity.exchange_id, identity.pool))
+        shared.enter(Phase.PREFILL)
+        if shared.degraded:
+            shared.out.notes.append(step.RequestDegraded(identity.pool, shared.degraded))
+        body = shared.request.changed_body
+        shared.out.replies.append(step.ForwardRequest(identity.exchange_id, identity.pool, body))
+        shared.drop_body()  # Envoy has it now, and keeps it for a replay
 
     def receive(self, event: events.Event, now: float) -> step.Step:
         """Take in one event; all that follows from it."""
@@ -139,11 +121,17 @@ class Exchange:
             case events.DeliveryClosed():
                 self._receive_closed(now)
             case events.RequestAdmitted():
-                if self._waits_for_slot:
+                if self.waits_for_slot:
                     self._forward()
             case events.RequestShed():
-                if self._waits_for_slot:
+                if self.waits_for_slot:
                     self._client.respond(event.code, _read_reason(event), retry_after_s=event.retry_after_s)
+            case events.RequestMoved():
+                if self.waits_for_slot:
+                    move(self._shared, event)
+            case events.AnsweredHere():
+                if self.waits_for_slot:
+                    answer(self._shared, self._client, event)
             case events.DrainExpired():
                 self._client.stop("draining", Reason.DRAIN_DEADLINE)
             case events.JournalFailed():
@@ -258,7 +246,8 @@ class Exchange:
         return f"<Exchange {self.identity.operation_id} {self._delivery.state} [{attempts}] {end}>"
 
     @property
-    def _waits_for_slot(self) -> bool:
+    def waits_for_slot(self) -> bool:
+        """Whether no replica has been asked, and the client waits for its pool's queue."""
         return self._delivery.state is DeliveryState.QUEUED and self._delivery.client_waiting
 
     # --- where the two sides meet -------------------------------------------------------------
@@ -308,7 +297,7 @@ class Exchange:
     def _receive_closed(self, now: float) -> None:
         if self._delivery.closed:
             return
-        if self._waits_for_slot:
+        if self.waits_for_slot:
             # Nobody but its client can have ended it, and Envoy logs it without our name for it.
             self._shared.learn(exchange_cause=events.LogCause.DOWNSTREAM_GONE)
         self._shared.learn(closed=True, last_word=self._delivery.last_word)
@@ -366,7 +355,7 @@ class Exchange:
         shared, delivery, identity = self._shared, self._delivery, self._shared.identity
         shared.resolution = resolution
         state, phase = ending.read_state(resolution, shared.evidence)
-        code = self._client.error.code if self._client.error is not None else None
+        code = self._client.error.code if self._client.error is not None else self._client.spared_code
         shared.out.records.append(
             records.OperationEnded(
                 operation_id=identity.operation_id,
@@ -382,6 +371,7 @@ class Exchange:
                 delivered_bytes=delivery.released_bytes,
                 model_revision=delivery.model_revision or self._attempts.find_revision(),
                 tool_call_id=shared.blocked_by,
+                degraded=shared.degraded if self._client.spared_code is not None else None,
             )
         )
         shared.enter(None)
@@ -399,6 +389,7 @@ class Exchange:
                 delivered_deltas=delivery.deltas,
                 duration_s=now - shared.opened_at,
                 recorded=shared.recorded,
+                degraded=shared.degraded,
             )
         )
 

@@ -10,10 +10,10 @@ from envoy_ext.domain import step
 from envoy_ext.domain.attempt import Attempt
 from envoy_ext.domain.boundaries import DEFAULT
 from envoy_ext.domain.ending import Evidence, Resolution
-from envoy_ext.domain.events import RequestArrived, Target
+from envoy_ext.domain.events import RequestArrived, RequestMoved, Target
 from envoy_ext.domain.ids import ExchangeId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import LeasePolicy
-from envoy_ext.domain.outcomes import Phase
+from envoy_ext.domain.outcomes import Phase, RungName
 from envoy_ext.domain.retry import FailoverPolicy, GiveUp
 from envoy_ext.domain.tool_calls import CallId
 
@@ -76,6 +76,9 @@ class Replicas(Protocol):
     def find_targets(self, tried: Tried) -> tuple[Target, ...]:
         """Where a replay could go, best first."""
 
+    def move(self, pool: PoolName) -> None:
+        """Another pool is asked from here on."""
+
     def find_revision(self, replica: ReplicaId, at: float) -> str | None:
         """What a replica served at that time, None when nobody has told."""
 
@@ -104,6 +107,15 @@ class Shared:
     recorded: bool = True
     """Whether the journal has been told all that has happened, before it happened."""
     phase: Phase | None = None
+    degraded: tuple[RungName, ...] = ()
+    """All that has been given up of the request."""
+    degraded_later: bool = False
+    """More has been given up than the record of the begin tells."""
+    moved: bool = False
+    """It has gone to another pool since it began."""
+
+    def __post_init__(self) -> None:
+        self.degraded = self.request.degraded
 
     def learn(self, **facts: object) -> None:
         """Add facts to the evidence."""
@@ -114,6 +126,18 @@ class Shared:
         if phase is not self.phase:
             self.out.notes.append(step.PhaseChanged(self.identity.pool, self.phase, phase))
             self.phase = phase
+
+    def move(self, event: RequestMoved) -> None:
+        """Another pool is asked, for what is left of the request."""
+        self.identity = replace(self.identity, pool=event.pool)
+        self.request = replace(self.request, facts=event.facts, changed_body=event.changed_body)
+        self.replicas.move(event.pool)
+        self.degraded, self.degraded_later, self.moved = event.degraded, True, True
+
+    def drop_body(self) -> None:
+        """A changed body is with Envoy, which has it for replays too."""
+        if self.request.changed_body is not None:
+            self.request = replace(self.request, changed_body=None)
 
     def wall(self, now: float) -> float:
         """Unix time of a monotonic instant, by the one reading taken when the exchange opened."""

@@ -38,6 +38,9 @@ TOOL_REPLAYED: Final = "x-envoy-ext-tool-replayed"
 ROUTE_ATTRIBUTE: Final = "xds.route_name"
 """Of a tool call: the tool that its path leads to."""
 
+DEGRADED: Final = "x-degraded"
+"""What was given up of a request, for its client: the rungs' names, in order."""
+
 # The gRPC initial metadata key that tells the ext_proc filters apart, and its values.
 ROLE_METADATA: Final = "x-envoy-ext-role"
 ROLE_DELIVERY: Final = "delivery"

@@ -22,7 +22,7 @@ from envoy_ext.domain.ids import (
     ReplicaId,
     SeatId,
 )
-from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason, RungName
 from envoy_ext.domain.records import (
     AttemptEnded,
     AttemptStarted,
@@ -96,6 +96,8 @@ class Operation:
     tool_call_id: str | None = None
     """The tool call that kept it from being run again, if one did."""
     ended_at: float | None = None
+    degraded: tuple[RungName, ...] = ()
+    """What was given up of it before it was answered or refused, in order."""
 
     @property
     def first_delta_sent(self) -> bool:
@@ -184,6 +186,7 @@ def _begin(record: OperationBegun) -> Operation:
         max_attempts=record.max_attempts,
         created_at=record.at,
         ledger_id=record.operation_id if record.ledger_id is None else record.ledger_id,
+        degraded=record.degraded or (),
     )
 
 
@@ -207,6 +210,11 @@ def _start_attempt(operation: Operation, record: AttemptStarted) -> Operation:
     )
     if operation.phase is Phase.QUEUED and operation.ending is None:
         operation = replace(operation, phase=Phase.PREFILL)
+    operation = replace(
+        operation,
+        pool=operation.pool if record.pool is None else record.pool,
+        degraded=operation.degraded if record.degraded is None else record.degraded,
+    )
     return _with_attempt(operation, started)
 
 
@@ -258,6 +266,7 @@ def _end(operation: Operation, record: OperationEnded) -> Operation:
         model_revision=record.model_revision,
         tool_call_id=record.tool_call_id,
         ended_at=record.at,
+        degraded=operation.degraded if record.degraded is None else record.degraded,
     )
 
 

@@ -91,3 +91,15 @@ class Fault(StrEnum):
     ENGINE_OVERLOADED = "engine_overloaded"
     ENGINE_FAILED = "engine_failed"
     CLIENT = "client"
+
+
+class RungName(StrEnum):
+    """The rungs of a ladder, by which a request was stepped down before it was refused (`ladder`)."""
+
+    SHORTEN_GENERATION = "shorten_generation"
+    SHORTEN_CONTEXT = "shorten_context"
+    POOL = "pool"
+    TEMPLATE = "template"
+    HAND_OFF = "hand_off"
+    REFUSE = "refuse"
+    """Never told as a rung: a refusal has its code."""

@@ -19,7 +19,7 @@ from envoy_ext.domain.ids import (
     ReplicaId,
     SeatId,
 )
-from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason, RungName
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class OperationBegun:
     ledger_id: OperationId | None = None
     """Whose ledger its tool calls stand in; None: its own. That of the operation which it runs again, for a
     client's repeat under the same key."""
+    degraded: tuple[RungName, ...] | None = None
+    """What was given up of it on arrival; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class AttemptStarted:
     at: float
     replica: ReplicaId | None
     lease_expires_at: float
+    pool: PoolName | None = None
+    """Where it runs, when that is another pool than the one that the operation began in; else None."""
+    degraded: tuple[RungName, ...] | None = None
+    """All that was given up of the request, when that is more than on arrival; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class OperationEnded:
     model_revision: str | None = None
     tool_call_id: str | None = None
     """The tool call that forbade a replay, if one did."""
+    degraded: tuple[RungName, ...] | None = None
+    """All that was given up of the request, when its answer was the gateway's own; else None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from envoy_ext.domain.events import Target
 from envoy_ext.domain.ids import AttemptId, ExchangeId, FencingToken, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.lease import FenceProof
-from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason, RungName
 from envoy_ext.domain.records import Record
 from envoy_ext.domain.tool_calls import CallId, CallState
 from envoy_ext.domain.tool_errors import CallOutcome
@@ -26,6 +26,8 @@ class ForwardRequest:
 
     exchange_id: ExchangeId
     pool: PoolName
+    changed_body: bytes | None = field(default=None, repr=False)
+    """What goes on in place of the client's own body; None: that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,18 @@ class RespondLocally:
     """Answer the client with an error of ours; nothing else has been sent to it."""
 
     error: ClientError
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHere:
+    """Answer the client with a fixed text of ours; no replica is asked for it."""
+
+    request_id: str
+    operation_id: OperationId
+    content_type: str
+    data: bytes = field(repr=False)
+    degraded: tuple[RungName, ...]
+    recorded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,8 @@ class ForwardResponse:
     """The body is a stream of events or lines."""
     end: bool = False
     """There is no body."""
+    degraded: tuple[RungName, ...] = ()
+    """What was given up of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,7 @@ class GiveAnswer:
     operation_id: OperationId
     attempts: int
     """How many were started for the operation."""
+    degraded: tuple[RungName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +171,14 @@ class WithholdAnswer:
 
 
 DeliveryReply = (
-    ForwardRequest | HoldRequest | RespondLocally | GiveAnswer | ForwardResponse | ForwardBody | ResetDelivery
+    ForwardRequest
+    | HoldRequest
+    | RespondLocally
+    | GiveAnswer
+    | AnswerHere
+    | ForwardResponse
+    | ForwardBody
+    | ResetDelivery
 )
 AttemptReply = (
     StartAttempt | RefuseAttempt | AskPatience | ReleaseAttempt | PassLocalReply | FailOver | WithholdAnswer
@@ -300,6 +324,7 @@ class ExchangeEnded:
     duration_s: float
     recorded: bool = True
     """Whether the journal was told of all that happened, before it happened."""
+    degraded: tuple[RungName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +359,15 @@ class RequestRefused:
     pool: PoolName | None
     """None when none was found for it."""
     code: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDegraded:
+    """A request goes on, or is answered, with less than it asked for."""
+
+    pool: PoolName
+    """Where it goes on, or that had no room for it."""
+    rungs: tuple[RungName, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +451,7 @@ Note = (
     | StoreLost
     | StoreBack
     | RequestRefused
+    | RequestDegraded
     | BoundaryHeld
     | AnswerReplayed
     | SlotGiven

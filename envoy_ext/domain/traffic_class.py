@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from envoy_ext.domain.ladder import NO_LADDER, Ladder
+
 DEFAULT: Final = "default"
 """The class of every request that names none, or one that the configuration does not."""
 
@@ -20,6 +22,8 @@ class TrafficClass:
     """The longest that one of its requests waits for a slot."""
     unrecorded: bool = False
     """Whether its requests may run while the journal cannot be told of them."""
+    ladder: Ladder = NO_LADDER
+    """What is given up before one of its requests is refused."""
 
 
 class TrafficClasses:

@@ -90,7 +90,7 @@ class LoggingObserver:
                     request_id=note.request_id,
                     pool=note.pool,
                 )
-            case step.RequestRefused() | step.SlotGiven():
+            case step.RequestRefused() | step.SlotGiven() | step.RequestDegraded():
                 pass  # counted only: one line for each exchange is enough
             case step.FenceAwaited() | step.FenceReached() | step.LedgerAwaited():
                 pass  # counted only; the replay's line follows
@@ -150,6 +150,7 @@ class LoggingObserver:
             delivered_deltas=note.delivered_deltas,
             duration_s=round(note.duration_s, 6),
             **unrecorded,
+            **({"degraded": ",".join(note.degraded)} if note.degraded else {}),
         )
 
     def _log_attempt(self, note: step.AttemptFinished) -> None:

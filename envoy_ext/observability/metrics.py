@@ -17,7 +17,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.fleet_view import FleetView
 from envoy_ext.domain.ids import PoolName, ReplicaId
-from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, Phase, Reason
+from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, Phase, Reason, RungName
 from envoy_ext.domain.retention import Why
 from envoy_ext.domain.retry import RETRIABLE
 from envoy_ext.domain.slots import CancelOver, CancelProof
@@ -108,6 +108,12 @@ class Metrics:
         self.repeats_waiting = Gauge(
             "envoy_ext_repeats_waiting",
             "Repeats that wait for the end of the operation they repeat; Envoy keeps the body of each.",
+            registry=registry,
+        )
+        self.degraded = Counter(
+            "envoy_ext_degraded_total",
+            "Requests that went on or were answered with less than they asked for, by what was given up.",
+            ["pool", "rung"],
             registry=registry,
         )
         self.queue_depth = Gauge(
@@ -246,6 +252,9 @@ class Metrics:
             self.queue_depth.labels(pool)
             for code in ("queue_full", "queue_deadline_exceeded", "no_ready_replica", FORBIDDEN):
                 self.shed.labels(pool, code)
+            for rung in RungName:
+                if rung is not RungName.REFUSE:
+                    self.degraded.labels(pool, rung)
             for phase in INFLIGHT_PHASES:
                 self.inflight.labels(pool, phase).set(0)
             for ending in Ending:
@@ -374,6 +383,9 @@ class MetricsObserver:
                 metrics.journal_up.set(1)
             case step.RequestRefused():
                 metrics.note_refusal(note.pool or "", note.code)
+            case step.RequestDegraded():
+                for rung in note.rungs:
+                    metrics.degraded.labels(note.pool, rung).inc()
             case step.BoundaryHeld():
                 metrics.note_refusal(note.pool, FORBIDDEN)
             case step.AnswerReplayed():

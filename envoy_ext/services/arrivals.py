@@ -7,27 +7,27 @@ from hashlib import sha256
 from typing import Final, assert_never
 
 from envoy_ext.domain import step
-from envoy_ext.domain.api import ApiFamily, ReadRequest
-from envoy_ext.domain.availability import Availability
+from envoy_ext.domain.api import ReadRequest
 from envoy_ext.domain.boundaries import FORBIDDEN, Boundaries
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, PoolName
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.retry import FailoverPolicy
-from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Waits
 from envoy_ext.domain.tool_calls import ToolCall
-from envoy_ext.ports import Clock, DeliverySink, Observer, Store
+from envoy_ext.ports import Clock, DeliverySink, HandOffs, Observer, Store
 from envoy_ext.services.admission import Admitted, Arrival, Forbidden, PoolDirectory, decide_admission
 from envoy_ext.services.background import Background
+from envoy_ext.services.changing import Changing
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchange_replicas import hash_prompt
 from envoy_ext.services.exchanges import Exchanges, Opening
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.joiners import Joiners, JoinPolicy
 from envoy_ext.services.keyed import HasAnswer, HasLeft, Keyed, KeyedRequest, MayRun
+from envoy_ext.services.ladders import Ladders
 from envoy_ext.services.live_exchange import add_retry_after
-from envoy_ext.services.queues import Queues, draw_retry_after
+from envoy_ext.services.queues import Queues
 from envoy_ext.services.repeat_rules import RunsAgain, build_incomplete_error
 from envoy_ext.services.repeats import RequestKey
 
@@ -60,6 +60,7 @@ class Arrivals:
         queues: Queues,
         clock: Clock,
         joining: JoinPolicy | None = None,
+        hand_offs: HandOffs | None = None,
     ) -> None:
         self._queues = queues
         self._clock = clock
@@ -78,6 +79,16 @@ class Arrivals:
         """The repeats that wait."""
         exchanges.on_draining(self.joiners.wake_all)
         self._keyed = Keyed(exchanges, store=journal, joiners=self.joiners, queues=queues, clock=clock)
+        self._ladders = Ladders(
+            queues=queues,
+            fleet=fleet,
+            exchanges=exchanges,
+            changing=Changing(self._hash_prompt),
+            clock=clock,
+            observer=observer,
+            background=background,
+            hand_offs=hand_offs,
+        )
 
     def arrive(self, arrival: Arrival, sink: DeliverySink) -> Delivery:
         """A whole request has come; the sink is sent ForwardRequest, HoldRequest or an error."""
@@ -102,9 +113,6 @@ class Arrivals:
             one = self._build_keyed(delivery, arrival, admitted, arrival.idempotency_key)
             self._background.run(self._arrive_with_key(one, admitted, key))
             return delivery
-        if self._fleet.availability(admitted.pool) is Availability.EMPTY:
-            self.refuse(sink, ClientError("no_ready_replica", arrival.request_id), admitted.pool)
-            return delivery
         repeated = self._repeats.find_upstream_retry(arrival, key)
         if repeated is not None:
             self._background.run(self._refuse_repeat(delivery, arrival, admitted.pool, repeated))
@@ -118,7 +126,8 @@ class Arrivals:
 
     def refuse(self, sink: DeliverySink, error: ClientError, pool: PoolName | None = None) -> None:
         """Answer a request that becomes no exchange."""
-        self._observer.note(step.RequestRefused(pool, error.code))
+        if error.code != FORBIDDEN:  # counted where it was held
+            self._observer.note(step.RequestRefused(pool, error.code))
         sink.send(add_retry_after(step.RespondLocally(error)))
 
     def show_operation(
@@ -135,14 +144,14 @@ class Arrivals:
 
     def _hold_boundary(self, sink: DeliverySink, arrival: Arrival, held: Forbidden) -> None:
         self._observer.note(step.BoundaryHeld(held.pool, arrival.request_id, None, held.data_class))
-        sink.send(step.RespondLocally(ClientError(FORBIDDEN, arrival.request_id)))
+        self.refuse(sink, ClientError(FORBIDDEN, arrival.request_id))
 
     def _build_keyed(
         self, delivery: Delivery, arrival: Arrival, admitted: Admitted, given: str
     ) -> KeyedRequest:
         return KeyedRequest(
             delivery=delivery,
-            arrival=replace(arrival, body=b""),
+            arrival=self._ladders.keep_body(arrival),
             path=admitted.request.path,
             body_sha256=admitted.request.body_sha256,
             key_hash=sha256(given.encode()).hexdigest(),
@@ -152,30 +161,13 @@ class Arrivals:
 
     def _open(self, delivery: Delivery, opening: Opening) -> bool:
         """Whether it became an exchange, which goes on or waits for a slot; else it was refused."""
-        outcome = self._ask(opening)
-        if isinstance(outcome, Shed):
-            retry_after_s = draw_retry_after(outcome)
-            error = ClientError(outcome.code, opening.arrival.request_id, retry_after_s=retry_after_s)
-            self.refuse(delivery.sink, error, opening.admitted.pool)
+        placed = self._ladders.place(opening)
+        if isinstance(placed, ClientError):
+            self.refuse(delivery.sink, placed, opening.admitted.pool)
             return False
-        live = delivery.live = self._exchanges.add(opening, delivery.sink)
-        if isinstance(outcome, Waits):
-            self._queues.listen(opening.admitted.pool, opening.operation_id, live.receive)
-            live.open_queued(outcome.until)
-        else:
-            live.open()
+        live = delivery.live = self._exchanges.add(placed.opening, delivery.sink)
+        self._ladders.begin(placed, live)
         return True
-
-    def _ask(self, opening: Opening) -> Outcome:
-        """Ask the pool's queue for a slot. A question about models takes none: nothing is computed."""
-        arrival = opening.arrival
-        if arrival.family is ApiFamily.MODELS:
-            return Granted(opening.operation_id, 0.0)
-        deadline = None if arrival.deadline_s is None else self._clock.now() + arrival.deadline_s
-        return self._queues.ask(
-            opening.admitted.pool,
-            Newcomer(opening.operation_id, arrival.request_class, arrival.caller, deadline),
-        )
 
     async def _show_operation(
         self,
@@ -236,8 +228,6 @@ class Arrivals:
             await self._refuse_repeat(one.delivery, arrival, admitted.pool, repeated)
             return False
         refusal = self._exchanges.find_closure(arrival.request_id)
-        if refusal is None and self._fleet.availability(admitted.pool) is Availability.EMPTY:
-            refusal = ClientError("no_ready_replica", arrival.request_id)
         if arrival.deadline_s is not None:
             left_s = arrival.deadline_s - (self._clock.now() - one.arrived_at)
             if left_s <= 0:
@@ -264,7 +254,10 @@ class Arrivals:
         operation = found.operation
         attempts = sum(attempt.started_at is not None for attempt in operation.attempts)
         self._observer.note(step.AnswerReplayed(pool, operation.operation_id, request_id))
-        sink.send(step.GiveAnswer(found.answer, request_id, operation.operation_id, attempts))
+        answer = step.GiveAnswer(
+            found.answer, request_id, operation.operation_id, attempts, operation.degraded
+        )
+        sink.send(answer)
 
     def _hash_prompt(self, pool: PoolName, request: ReadRequest) -> tuple[bytes, ...]:
         """The prefixes of a prompt that may be replayed; none for all others."""

@@ -23,6 +23,10 @@ class ExchangeReplicas:
         self._clock = clock
         self._prefixes = prefixes
 
+    def move(self, pool: PoolName) -> None:
+        """Another pool is asked; what its replicas have computed of this prompt is not known."""
+        self._pool, self._prefixes = pool, ()
+
     def find_targets(self, tried: Tried) -> tuple[Target, ...]:
         """Where a replay may go, best first: serving, of the first attempt's fingerprint, and not tried.
 

@@ -370,18 +370,18 @@ class Exchanges:
         match note:
             case step.PhaseChanged():
                 if note.after is None:
-                    self._queues.leave(identity.pool, identity.operation_id)
+                    self._queues.leave(note.pool, identity.operation_id)
             case step.FirstDelta():
                 if note.replica is not None:
                     replicas.note_first_delta(note.replica, note.attempt_s)
             case step.AttemptLetGo():
                 self._fleet.streams.note(note)
-                self._queues.start(identity.pool, identity.operation_id)
+                self._queues.start(note.pool, identity.operation_id)
             case step.AttemptPlaced():
                 self._fleet.streams.note(note)
             case step.AttemptProved() | step.AttemptFinished():
                 self._fleet.streams.note(note)
-                self._queues.look(identity.pool)
+                self._queues.look(note.pool)
             case step.FenceAwaited():
                 self._look_for_proof(note)
             case step.LedgerAwaited():

@@ -230,6 +230,7 @@ class LiveExchange:
                     step.ForwardRequest()
                     | step.HoldRequest()
                     | step.GiveAnswer()
+                    | step.AnswerHere()
                     | step.ForwardResponse()
                     | step.ForwardBody()
                     | step.ResetDelivery()

@@ -15,7 +15,9 @@ from envoy_ext.domain.admission_queue import AdmissionQueue, QueuePolicy
 from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.events import Event, RequestAdmitted, RequestShed
 from envoy_ext.domain.ids import OperationId, PoolName, ReplicaId
+from envoy_ext.domain.ladder import Outlook
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed
+from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Observer
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.rooms import Rooms
@@ -77,6 +79,21 @@ class Queues:
             self._observer.note(step.SlotGiven(pool, 0.0))
         self._arm(pool)
         return own
+
+    @property
+    def classes(self) -> TrafficClasses:
+        """What requests may say of themselves."""
+        return self._policy.classes
+
+    def foresee(self, pool: PoolName, request_class: str | None, caller: str) -> Outlook:
+        """What a request would find that asked at this moment."""
+        self.look(pool)
+        return self._pools[pool].queue.foresee(request_class, caller, self._rooms.read(pool))
+
+    def has_room(self, pool: PoolName) -> bool:
+        """Whether a request that asked at this moment would be let in at once."""
+        self.look(pool)
+        return self._pools[pool].queue.has_room(self._rooms.read(pool))
 
     def listen(self, pool: PoolName, operation_id: OperationId, tell: Tell) -> None:
         """Where a request that waits hears its word."""

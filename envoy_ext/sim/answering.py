@@ -94,7 +94,8 @@ class Answering:
         record.body_bytes = len(body)
         record.body_sha256 = hashlib.sha256(body).hexdigest()
         call = read_call(shape, _decoded(request, body), self.options)
-        record.stream = call.stream
+        record.stream, record.model = call.stream, call.model
+        record.limit, record.items = call.limit, call.items
         rule = self._choose_rule(request, call)
         plan = rule.plan if rule is not None else Plan()
         record.fault = rule.text if rule is not None else None

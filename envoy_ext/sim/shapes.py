@@ -47,6 +47,8 @@ class Call:
     include_usage: bool
     continuous_usage: bool
     base64: bool
+    items: int | None
+    """How many messages or items its conversation has; None for a bare prompt."""
 
 
 def read_call(shape: type[Shape], body: bytes, options: SimOptions) -> Call:
@@ -72,7 +74,13 @@ def read_call(shape: type[Shape], body: bytes, options: SimOptions) -> Call:
         include_usage=_stream_option(value, "include_usage"),
         continuous_usage=_stream_option(value, "continuous_usage_stats"),
         base64=value.get("encoding_format") == "base64",
+        items=_count_items(value),
     )
+
+
+def _count_items(body: dict[str, Any]) -> int | None:
+    conversation = body.get("messages", body.get("input"))
+    return len(conversation) if isinstance(conversation, list) else None
 
 
 def _stream_option(body: dict[str, Any], name: str) -> bool:

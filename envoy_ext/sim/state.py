@@ -29,6 +29,11 @@ class RequestRecord:
     """Of the bytes on the wire; None until all of them have arrived."""
     body_bytes: int = 0
     stream: bool = False
+    model: str | None = None
+    limit: int | None = None
+    """The most tokens that it may have, by its own word."""
+    items: int | None = None
+    """How many messages or items its conversation has."""
     generation: int | None = None
     fault: str | None = None
     """The rule that was applied, as it was written."""

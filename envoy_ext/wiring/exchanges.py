@@ -5,7 +5,7 @@ Belongs to the composition layer, beside `app`.
 
 from collections.abc import Sequence
 
-from envoy_ext.config import Admission, Config, Idempotency, Pool
+from envoy_ext.config import Config, Idempotency, Pool
 from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.answer_keeping import AnswersKept, KeepingPolicy
 from envoy_ext.domain.boundaries import Boundaries, DataClass
@@ -15,6 +15,7 @@ from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
 from envoy_ext.services.admission import PoolDirectory
 from envoy_ext.services.joiners import JoinPolicy
+from envoy_ext.wiring.ladder import build_ladder
 
 
 def build_policy(config: Config) -> ExchangePolicy:
@@ -35,8 +36,14 @@ def build_policy(config: Config) -> ExchangePolicy:
     )
 
 
-def build_queue_policy(admission: Admission) -> QueuePolicy:
-    """`admission`, as a pool's queue takes it."""
+def build_queue_policy(config: Config) -> QueuePolicy:
+    """`admission`, as a pool's queue takes it.
+
+    Raises:
+        ConfigError: the text of an answer cannot be read.
+    """
+    admission = config.admission
+    models = {pool.name: pool.models[0] for pool in config.pools}
     named = [
         TrafficClass(
             name=name,
@@ -44,6 +51,7 @@ def build_queue_policy(admission: Admission) -> QueuePolicy:
             priority=one.priority,
             max_wait_s=admission.max_wait if one.max_wait is None else one.max_wait,
             unrecorded=one.unrecorded,
+            ladder=build_ladder(one, models),
         )
         for name, one in admission.classes.items()
     ]

@@ -60,6 +60,7 @@ def test_the_json_of_an_interrupted_operation_has_the_contracts_keys_and_values(
         "path": "/v1/chat/completions",
         "model": "llama-3.1-8b",
         "stream": True,
+        "degraded": [],
     }
 
 

@@ -105,6 +105,17 @@ def test_every_key_is_read() -> None:
     assert embed.engine == "generic"
     assert config.admission.classes["interactive"].max_wait == 5
     assert config.admission.classes["batch"].max_wait is None
+    batch, chat = config.admission.classes["batch"].ladder, config.admission.classes["chat"].ladder
+    assert [next(iter(one.model_fields_set)) for one in batch] == [
+        *("shorten_generation", "shorten_context", "pool", "hand_off", "template", "refuse")
+    ]
+    assert batch[0].shorten_generation is not None
+    assert batch[0].shorten_generation.max_tokens == 256
+    assert batch[3].hand_off is not None
+    assert batch[3].hand_off.timeout == 1
+    assert chat[1].template is not None
+    assert chat[1].template.file == "/etc/envoy-ext/busy.txt"
+    assert config.admission.classes["payment"].side_effects is True
     assert config.data_classes["default"].boundaries == ("local", "site")
     assert config.data_classes["public"].boundaries == ("local", "site", "external:partner-1")
     idempotency = config.idempotency

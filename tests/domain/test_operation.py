@@ -6,7 +6,7 @@ import pytest
 
 from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.operation import apply_record, build_operation
-from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason, RungName
 from tests.support.records import (
     START,
     attempt_ended,
@@ -36,7 +36,7 @@ def test_an_attempt_that_starts_moves_it_to_prefill_and_never_back_there() -> No
 
 
 def test_a_begun_operation_keeps_everything_its_record_holds() -> None:
-    record = begun(key_hash="key-hash", model=None, stream=False, ledger_id="op_0")
+    record = begun(key_hash="key-hash", model=None, stream=False, ledger_id="op_0", degraded=(RungName.POOL,))
     operation = fold(record)
     kept = {"created_at": record.at}
     kept |= {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "at"}
@@ -139,3 +139,16 @@ def test_a_record_before_the_begin_or_of_another_operation_is_a_bug_said_loudly(
         apply_record(None, attempt_started())
     with pytest.raises(ImpossibleEvent, match="op_2"):
         apply_record(fold(begun("op_1")), attempt_started("op_2"))
+
+
+def test_what_is_given_up_is_told_as_it_stands_last() -> None:
+    """On arrival, when the first attempt starts in another pool, and with an answer of the gateway's own."""
+    shortened = begun(degraded=(RungName.SHORTEN_GENERATION,))
+    assert fold(begun()).degraded == ()
+    assert fold(shortened, attempt_started()).degraded == (RungName.SHORTEN_GENERATION,)
+    moved = dataclasses.replace(
+        attempt_started(), pool="small", degraded=(RungName.SHORTEN_GENERATION, RungName.POOL)
+    )
+    operation = fold(shortened, moved)
+    assert (operation.pool, operation.degraded) == ("small", (RungName.SHORTEN_GENERATION, RungName.POOL))
+    assert fold(shortened, ended(degraded=(RungName.TEMPLATE,))).degraded == (RungName.TEMPLATE,)

@@ -62,6 +62,6 @@ def test_every_operation_has_a_json_form_with_the_same_keys(told: list) -> None:
     operation = build_operation(told)
     if operation is not None:
         shown = build_operation_json(operation)
-        assert len(shown) == 19
+        assert len(shown) == 20
         assert len(shown["attempts"]) == len(operation.attempts)
         assert (shown["ended_at"] is None) == (operation.ending is None)

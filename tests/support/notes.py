@@ -5,7 +5,7 @@ from typing import get_args
 from envoy_ext.domain import step
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import FenceProof
-from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason, RungName
 from envoy_ext.domain.tool_calls import CallId, CallState
 from envoy_ext.domain.tool_errors import CallOutcome
 
@@ -56,6 +56,7 @@ SAMPLES: dict[type, step.Note] = {
     step.RequestRefused: step.RequestRefused(CHAT, "draining"),
     step.BoundaryHeld: step.BoundaryHeld(CHAT, "req-1", OperationId("op_1"), "default"),
     step.AnswerReplayed: step.AnswerReplayed(CHAT, OperationId("op_1"), "req-2"),
+    step.RequestDegraded: step.RequestDegraded(CHAT, (RungName.SHORTEN_GENERATION, RungName.POOL)),
     step.SlotGiven: step.SlotGiven(CHAT, 2.5),
     step.MalformedEvents: step.MalformedEvents(CHAT, 3),
     step.ToolCallDecided: step.ToolCallDecided(

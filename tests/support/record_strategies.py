@@ -11,7 +11,7 @@ from envoy_ext.domain.ids import (
     ReplicaId,
     SeatId,
 )
-from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase, Reason, RungName
 from envoy_ext.domain.records import (
     AttemptEnded,
     AttemptStarted,
@@ -34,6 +34,7 @@ _times = st.floats(min_value=0, max_value=4e9, allow_nan=False)
 _counts = st.integers(min_value=0, max_value=2**70)
 # Any text, lone surrogates and NUL among it: ids and details come from peers.
 _texts = st.text(st.characters(), max_size=8)
+_degraded = st.none() | st.lists(st.sampled_from(RungName), min_size=1, max_size=3).map(tuple)
 
 
 def records(operations: st.SearchStrategy[OperationId] = _operations) -> st.SearchStrategy[Record]:
@@ -67,6 +68,7 @@ def begins(operations: st.SearchStrategy[OperationId]) -> st.SearchStrategy[Oper
         prompt_tokens_estimate=_counts,
         max_attempts=st.integers(min_value=0, max_value=3),
         ledger_id=st.none() | operations | st.just(OPERATION_IDS[0]),
+        degraded=_degraded,
     )
 
 
@@ -80,6 +82,8 @@ def appended(operations: st.SearchStrategy[OperationId]) -> st.SearchStrategy[Re
         at=_times,
         replica=_replicas,
         lease_expires_at=_times,
+        pool=st.none() | _texts.map(PoolName),
+        degraded=_degraded,
     )
     first_delta = st.builds(
         FirstDeltaSent, operation_id=operations, attempt_id=_attempts, at=_times, replica=_replicas
@@ -108,5 +112,6 @@ def appended(operations: st.SearchStrategy[OperationId]) -> st.SearchStrategy[Re
         delivered_output_tokens=_counts,
         delivered_bytes=_counts,
         model_revision=st.none() | _texts,
+        degraded=_degraded,
     )
     return started | first_delta | attempt_end | end

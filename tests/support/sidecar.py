@@ -21,7 +21,7 @@ from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, R
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.traffic_class import TrafficClasses
-from envoy_ext.ports import Clock, Connections, ReachProbe, Store, Trace
+from envoy_ext.ports import Clock, Connections, HandOffs, ReachProbe, Store, Trace
 from envoy_ext.services.admission import Arrival, PoolDirectory
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.background import Background
@@ -96,6 +96,7 @@ class Sidecar:
     boundary: str = "local"
     """Of the first pool."""
     data_classes: tuple[DataClass, ...] = ()
+    hand_offs: HandOffs | None = None
     keeping: KeepingPolicy | None = None
     joining: JoinPolicy | None = None
 
@@ -161,6 +162,7 @@ class Sidecar:
             queues=self.queues,
             clock=clock,
             joining=self.joining,
+            hand_offs=self.hand_offs,
         )
 
     def build_arrival(
