@@ -8,9 +8,7 @@ again, its attempts get the time in which they may still act.
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable
-from typing import Final
 
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import OperationId
@@ -24,8 +22,6 @@ from envoy_ext.services.seats import SeatKeeper
 
 GATEWAY_GONE = "gateway_gone"
 """The `detail` of every attempt that recovery ended."""
-MISSED_LOOKS: Final = 2
-"""So many times the interval between two looks without one, and the watch begins anew."""
 
 
 class Recovery:
@@ -45,7 +41,6 @@ class Recovery:
         self._keeper = keeper
         self._on_ended = on_ended
         self._watch = SeatWatch(policy)
-        self._looked_at = -math.inf
         self._asked_for: dict[OperationId, Operation] = {}
         """To be taken over, as they were seen: those whose answer was lost may be this gateway's already, and
         no orphans any more."""
@@ -66,6 +61,7 @@ class Recovery:
         nothing left to do writes nothing.
         """
         if not self._keeper.may_act:
+            self._watch_anew()
             return
         try:
             if not self._journal.exclusive:
@@ -79,16 +75,19 @@ class Recovery:
             return  # this one was found gone itself; what it had taken over is taken over in turn
         await self._end_the_fenced()
 
+    def _watch_anew(self) -> None:
+        """Whoever could not look, or beat itself, can tell nothing by what has not changed: while the store is
+        down nobody can."""
+        self._watch = SeatWatch(self._policy)
+
     async def _remove_the_silent(self) -> None:
         # This one's own is never among them: it would not be at work.
-        seats = await self._journal.read_seats()
-        now = self._clock.now()
-        if now - self._looked_at > MISSED_LOOKS * self._policy.renew_s:
-            # Whoever could not look can tell nothing by what has not changed: while a store is down nobody
-            # can beat.
-            self._watch = SeatWatch(self._policy)
-        self._looked_at = now
-        for seat, number in self._watch.receive(seats, now):
+        try:
+            seats = await self._journal.read_seats()
+        except JournalUnavailable:
+            self._watch_anew()
+            raise
+        for seat, number in self._watch.receive(seats, self._clock.now()):
             await self._journal.remove_seat(seat, number)
 
     async def _take_over(self, orphan: Operation) -> None:

@@ -1,5 +1,6 @@
 """What a gateway leaves open that is gone is ended with the truth: unknown. And by one other alone."""
 
+import contextlib
 from collections.abc import Sequence
 
 import pytest
@@ -224,10 +225,19 @@ async def test_a_gateway_that_beats_keeps_what_it_has() -> None:
     assert two.b.keeper.may_act
 
 
-async def test_when_a_store_comes_back_nobody_is_found_gone_for_the_time_it_was_down() -> None:
+@pytest.mark.parametrize("reads_work", [True, False])
+async def test_when_a_store_comes_back_nobody_is_found_gone_for_the_time_it_was_down(
+    reads_work: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two = await TwoGateways().start()
     await two.pass_time(POLICY.renew_s, two.a, two.b)
-    await two.pass_time(3 * GONE_AFTER_S)  # no call reaches the store
+    for _ in range(6):  # no beat reaches the store
+        await two.pass_time(POLICY.renew_s)
+        with monkeypatch.context() as down:
+            if not reads_work:
+                down.setattr(two.journal, "read_seats", refuse_to_be_read)
+            with contextlib.suppress(JournalUnavailable):
+                await two.b.recovery.look()
     await two.b.keeper.beat()
     for _ in range(2):
         await two.b.recovery.look()
@@ -235,9 +245,28 @@ async def test_when_a_store_comes_back_nobody_is_found_gone_for_the_time_it_was_
     assert two.a.lost_seats == []
     assert two.a.keeper.may_act
     await two.pass_time(GONE_AFTER_S + POLICY.renew_s, two.b)
-    assert (await get(two.journal)).owner == two.b.keeper.seat, (
-        "one that stands still is found gone all the same"
-    )
+    assert (await get(two.journal)).owner == two.b.keeper.seat, "and who stands still is found gone"
+
+
+async def refuse_to_be_read() -> None:
+    raise JournalUnavailable("it is away")
+
+
+async def test_a_failed_look_begins_the_watch_anew_also_while_this_one_still_has_its_seat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = await TwoGateways().start()
+    await two.b.recovery.look()
+    await two.pass_time(POLICY.ttl_s - 0.1)
+    with monkeypatch.context() as down:
+        down.setattr(two.journal, "read_seats", refuse_to_be_read)
+        with pytest.raises(JournalUnavailable):
+            await two.b.recovery.look()
+    await two.b.keeper.beat()
+    await two.pass_time(POLICY.margin_s + 0.1)
+    await two.b.recovery.look()
+    await two.a.keeper.beat()
+    assert two.a.lost_seats == []
 
 
 async def test_a_gateway_that_stands_still_loses_its_operations_to_one_that_runs() -> None:
