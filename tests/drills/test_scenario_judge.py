@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from envoy_ext.domain.tool_calls import CallState
 from envoy_ext.drills.scenarios.always import ALWAYS
 from envoy_ext.drills.scenarios.evidence import ClientEvent, EngineLine, Evidence, ToolLine
 from envoy_ext.drills.scenarios.expected import EXPECTED
-from envoy_ext.drills.scenarios.judge import Finding, judge
+from envoy_ext.drills.scenarios.judge import KNOWN, Finding, judge
 from envoy_ext.drills.scenarios.model import Expected
 from tests.support.scenario_evidence import (
     BEGIN,
@@ -41,6 +42,12 @@ def find_broken(expected: Expected, evidence: Evidence) -> set[str]:
 @pytest.mark.parametrize("good", [build_replayed, build_interrupted, build_refused])
 def test_good_evidence_holds(good: Good) -> None:
     assert find_broken(*good()) == set()
+
+
+def test_without_an_operation_in_the_journal_nothing_holds() -> None:
+    expected, evidence = build_replayed()
+    findings = judge(expected, replace(evidence, operation={}), REVISION)
+    assert [(finding.rule, finding.holds) for finding in findings] == [(KNOWN, False)]
 
 
 def test_a_first_delta_may_be_lost_behind_its_record() -> None:
@@ -142,6 +149,7 @@ CANCELS = "the cancels are those expected"
 TOOLS = "the tools did what was expected"
 KEYS = "no tool acts twice under a key"
 RESULTS = "results are replayed as they were"
+LEDGER = "the ledger knows what was expected"
 OPERATION = "the operation is as expected"
 REFUSED = "the refused replays are those expected"
 WEIGHTS = "answered by the named weights"
@@ -314,6 +322,11 @@ SPOILED: dict[str, tuple[Good, Spoil, set[str]]] = {
         with_line(BEGIN + 2.5, SECOND, "tool", "right", tool="pay", status=200, replayed=True),
         {RESULTS, TOOLS},
     ),
+    "a call in the ledger that nobody expects": (
+        build_replayed,
+        with_operation(tool_calls=[{"tool": "pay", "state": "recorded"}]),
+        {LEDGER},
+    ),
     "another ending": (build_replayed, with_operation(ending="unknown"), {OPERATION}),
     "a replay was refused in silence": (
         build_refused,
@@ -368,6 +381,21 @@ def test_tools_are_to_have_done_what_is_expected(tools: tuple[ToolLine, ...], ho
     expected, evidence = build_replayed()
     expected = expected.model_copy(update={"executions": ("pay",)})
     assert (TOOLS not in find_broken(expected, replace(evidence, tools=tools))) is holds
+
+
+@pytest.mark.parametrize(("state", "broken"), [("recorded", set()), ("unknown", {LEDGER})])
+def test_the_ledger_is_to_know_what_is_expected(state: str, broken: set[str]) -> None:
+    expected, evidence = build_replayed()
+    expected = expected.model_copy(update={"tool_calls": (CallState.RECORDED,)})
+    call = {"tool": "pay", "state": state}
+    assert find_broken(expected, with_operation(tool_calls=[call])(evidence)) == broken
+
+
+def test_an_attempt_that_was_not_let_go_has_tried_no_replica() -> None:
+    expected, evidence = build_refused()
+    refused = build_attempt(2, "right", "refused")
+    told = with_operation(attempts=[*evidence.operation["attempts"], refused])(evidence)
+    assert find_broken(expected, told) == {ATTEMPTS}
 
 
 def test_two_executions_under_one_key_are_one_too_many_even_where_two_are_expected() -> None:

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envoy_ext.drills.scenarios.evidence import Evidence
-from envoy_ext.drills.scenarios.normalise import TIMES, Normaliser, normalise
+from envoy_ext.drills.scenarios.normalise import BY_CHANCE, Normaliser, normalise
 from envoy_ext.drills.scenarios.report import Run
 from envoy_ext.drills.scenarios.runner import Played, find_differences
 from tests.drills.test_scenario_files import SCENARIO
 from tests.support.scenario_evidence import build_interrupted, build_refused, build_replayed
 
-BY_CHANCE = SCENARIO.model_copy(update={"expect": None})
+UNEXPECTED = SCENARIO.model_copy(update={"expect": None})
 A_NAME = (
-    r"(op|att|exg)_[0-9A-Z]{8,12}|chatcmpl-(left|right)-[1-9][0-9]{0,6}"
+    r"(op|att|exg|call)_[0-9A-Z]{8,12}|chatcmpl-(left|right)-[1-9][0-9]{0,6}"
     r"|[0-9a-f]{8}-[0-9a-f]{4}-4000-8000-[0-9a-f]{12}"
 )
 IDS = st.from_regex(A_NAME, fullmatch=True)
@@ -54,7 +54,7 @@ def rename(value: Any, names: dict[str, str]) -> Any:
 
 def list_leaves(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return [leaf for key, one in value.items() if key not in TIMES for leaf in list_leaves(one)]
+        return [leaf for key, one in value.items() if key not in BY_CHANCE for leaf in list_leaves(one)]
     if isinstance(value, list):
         return [leaf for one in value for leaf in list_leaves(one)]
     if isinstance(value, str) and value.startswith("{") and value != "{":
@@ -93,8 +93,8 @@ def test_what_is_no_id_and_no_moment_stays(value: Any) -> None:
 
 def test_only_whether_there_is_a_moment_stays() -> None:
     assert norm({"ended_at": "2026-01-01", "created": 7, "time": None}) == {
-        "ended_at": "a time",
-        "created": "a time",
+        "ended_at": "by chance",
+        "created": "by chance",
         "time": None,
     }
 
@@ -177,8 +177,8 @@ def test_a_difference_between_stores_is_found_and_told() -> None:
         return Played(store, [Run(SCENARIO, store, "1", "r", seen, (), {})])
 
     assert find_differences([played("memory", evidence), played("sqlite", swap(evidence))]) == []
-    unexpected = replace(played("sqlite", other).runs[0], scenario=BY_CHANCE)
-    by_chance = replace(played("memory", evidence).runs[0], scenario=BY_CHANCE)
+    unexpected = replace(played("sqlite", other).runs[0], scenario=UNEXPECTED)
+    by_chance = replace(played("memory", evidence).runs[0], scenario=UNEXPECTED)
     assert find_differences([Played("memory", [by_chance]), Played("sqlite", [unexpected])]) == []
     differences = find_differences([played("memory", evidence), played("sqlite", other)])
     assert [line.split(": ", 2)[:2] for line in differences] == [

@@ -85,6 +85,7 @@ def build_operation(attempts: list[dict[str, Any]], deltas: int, **more: Any) ->
         "attempts": attempts,
         "model_revision": REVISION,
         "error": None,
+        "tool_calls": [],
         **more,
     }
 

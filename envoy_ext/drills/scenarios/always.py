@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.drills.scenarios.case import Case
 from envoy_ext.drills.scenarios.evidence import read_json
 
@@ -99,11 +100,13 @@ def _journal_tells_what_the_client_saw(case: Case) -> str:
     """Counts, ids and the error are the same on both sides."""
     client, operation = case.evidence.client, case.evidence.operation
     told = operation["error"] or {}
+    # One that was not let go has tried no replica.
+    tried = sum(one["outcome"] != AttemptOutcome.REFUSED for one in operation["attempts"])
     pairs: dict[str, tuple[Any, Any]] = {
         "deltas": (len(client.deltas), operation["delivered_deltas"]),
         # Recorded before it is sent, so one that was lost on its way stands there too.
         "first delta": (bool(client.deltas), bool(client.deltas) and operation["first_delta_sent"]),
-        "attempts": (client.headers.get("x-attempt-count"), str(len(operation["attempts"]))),
+        "attempts": (client.headers.get("x-attempt-count"), str(tried)),
         "operation": (client.headers.get("x-operation-id"), operation["operation_id"]),
         "whole": (client.whole, operation["state"] == "completed"),
         "code": (client.error.get("code"), told.get("code")),

@@ -60,6 +60,13 @@ def _tools_did_what_was_expected(case: Case, expected: Expected) -> str:
     return "" if same else f"executions: {executions}, and {replayed} results out of the ledger"
 
 
+def _ledger_knows_what_was_expected(case: Case, expected: Expected) -> str:
+    """The state of each call, as the operations API tells it."""
+    calls = [(one["tool"], one["state"]) for one in case.evidence.operation["tool_calls"] or ()]
+    wanted = [state.value for state in expected.tool_calls]
+    return "" if [state for _, state in calls] == wanted else f"the ledger says {calls}"
+
+
 def _operation_is_as_expected(case: Case, expected: Expected) -> str:
     """The journal's last word."""
     operation = case.evidence.operation
@@ -78,6 +85,7 @@ EXPECTED: Final[dict[str, Callable[[Case, Expected], str]]] = {
     "the attempts are those expected": _attempts_are_those_expected,
     "the cancels are those expected": _cancels_are_those_expected,
     "the tools did what was expected": _tools_did_what_was_expected,
+    "the ledger knows what was expected": _ledger_knows_what_was_expected,
     "the operation is as expected": _operation_is_as_expected,
     "the refused replays are those expected": _refused_replays_are_those_expected,
 }

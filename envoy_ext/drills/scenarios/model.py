@@ -11,6 +11,7 @@ from envoy_ext.config.reading import read_yaml
 from envoy_ext.config.section import ListOf, NotEmpty, Section, Word
 from envoy_ext.domain.errors import ConfigError
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState
+from envoy_ext.domain.tool_calls import CallState
 from envoy_ext.sim.faults import FaultError, parse_faults
 
 FAILURE_POLICY: Final = Path(__file__).with_name("failure_policy.yaml")
@@ -93,6 +94,8 @@ class Expected(Section):
     """Attempts that their engine was told to end."""
     executions: ListOf[Word] = ()
     """What the tools have done, by the tool's name, in order."""
+    tool_calls: ListOf[Annotated[CallState, Field(strict=False)]] = ()
+    """What the ledger knows of each call, in order."""
     results_replayed: Count = 0
     """Results that an engine was given out of the ledger."""
     replays_refused: ListOf[Word] = ()

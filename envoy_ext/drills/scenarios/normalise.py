@@ -11,10 +11,12 @@ from typing import Any, Final
 
 from envoy_ext.drills.scenarios.evidence import EngineLine, Evidence
 
-TIMES: Final = frozenset({"time", "created", "created_at", "ended_at", "first_byte_at", "lease_expires_at"})
-"""Keys whose values are moments: only whether there is one stays."""
+BY_CHANCE: Final = frozenset(
+    {"time", "created", "created_at", "begun_at", "ended_at", "first_byte_at", "lease_expires_at", "owner"}
+)
+"""Keys whose values are moments, or name the gateway's process: only whether there is one stays."""
 _ID: Final = re.compile(
-    r"\b(op|att|exg)_[0-9A-Za-z]{8,}|\b(chatcmpl)-[A-Za-z0-9_]+-\d+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+    r"\b(op|att|exg|call)_[0-9A-Za-z]{8,}|\b(chatcmpl)-[A-Za-z0-9_]+-\d+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
 )
 """Ours, those of simulated answers, and the request ids that Envoy makes."""
 
@@ -38,8 +40,8 @@ class Normaliser:
         return self._replace_text(value) if isinstance(value, str) else value
 
     def _replace_field(self, key: str, value: Any) -> Any:
-        if key in TIMES:
-            return None if value is None else "a time"
+        if key in BY_CHANCE:
+            return None if value is None else "by chance"
         return self.replace(value)
 
     def _replace_text(self, text: str) -> str:

@@ -106,7 +106,8 @@ async def play(stage: Stage, scenario: Scenario) -> Evidence:
         operation = await _settle(stage, request)
         logs = [path.read_text() for path in stage.logs.values() if path.exists()]
         trace = [json.loads(line) for line in stage.trace]
-        own = tuple(line for line in trace if line["operation_id"] == operation.get("operation_id"))
+        named = operation.get("operation_id")
+        own = tuple(line for line in trace if named in (None, line["operation_id"]))
         engines = read_engine_lines(logs, request.request_id)
         tools = tuple(
             ToolLine(one.time, one.path.strip("/"), one.key or "", one.number)
