@@ -76,8 +76,8 @@ class Recovery:
         await self._end_the_fenced()
 
     def _watch_anew(self) -> None:
-        """Whoever could not look, or beat itself, can tell nothing by what has not changed: while the store is
-        down nobody can."""
+        """One that could not look, or beat itself, learns nothing from what has not changed: while the store
+        is down nobody can."""
         self._watch = SeatWatch(self._policy)
 
     async def _remove_the_silent(self) -> None:
