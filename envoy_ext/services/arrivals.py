@@ -78,7 +78,9 @@ class Arrivals:
         self.joiners: Final = Joiners(JoinPolicy() if joining is None else joining, exchanges.repeats)
         """The repeats that wait."""
         exchanges.on_draining(self.joiners.wake_all)
-        self._keyed = Keyed(exchanges, store=journal, joiners=self.joiners, queues=queues, clock=clock)
+        self._keyed = Keyed(
+            exchanges, store=journal, joiners=self.joiners, queues=queues, clock=clock, observer=observer
+        )
         self._ladders = Ladders(
             queues=queues,
             fleet=fleet,
@@ -152,6 +154,7 @@ class Arrivals:
         return KeyedRequest(
             delivery=delivery,
             arrival=self._ladders.keep_body(arrival),
+            pool=admitted.pool,
             path=admitted.request.path,
             body_sha256=admitted.request.body_sha256,
             key_hash=sha256(given.encode()).hexdigest(),

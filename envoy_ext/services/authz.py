@@ -8,6 +8,7 @@ from typing import assert_never
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.tool_verdict import find_obstacle
 from envoy_ext.ports import Store
 from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.repeat_rules import (
@@ -16,8 +17,8 @@ from envoy_ext.services.repeat_rules import (
     WasAnswered,
     build_incomplete_error,
     build_running_error,
+    build_tool_error,
     decide_repeat,
-    find_tool_refusal,
 )
 
 
@@ -88,7 +89,10 @@ class Authz:
                 return build_running_error(request.request_id, repeat.operation_id)
             case RunsAgain():
                 calls = await self._journal.read_calls(repeat.ledger_id)
-                return find_tool_refusal(request.request_id, repeat.after, calls)
+                obstacle = find_obstacle(calls)
+                if obstacle is None:
+                    return None
+                return build_tool_error(request.request_id, repeat.after, obstacle)
             case ClientError():
                 return repeat
             case _:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from envoy_ext.domain import step
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.exchange import QUEUE_WORD_S
-from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.ids import OperationId, PoolName
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
-from envoy_ext.ports import Clock, Store
+from envoy_ext.domain.tool_verdict import find_obstacle
+from envoy_ext.ports import Clock, Observer, Store
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchanges import Exchanges
@@ -25,8 +26,8 @@ from envoy_ext.services.repeat_rules import (
     StillRuns,
     WasAnswered,
     build_running_error,
+    build_tool_error,
     decide_repeat,
-    find_tool_refusal,
 )
 
 
@@ -37,6 +38,7 @@ class KeyedRequest:
     delivery: Delivery
     arrival: Arrival
     """Without its body, which Envoy keeps."""
+    pool: PoolName
     path: str
     body_sha256: str
     key_hash: str
@@ -73,7 +75,14 @@ class Keyed:
     """Asks the store about a key, and waits where a repeat may. Used from one event loop."""
 
     def __init__(
-        self, exchanges: Exchanges, *, store: Store, joiners: Joiners, queues: Queues, clock: Clock
+        self,
+        exchanges: Exchanges,
+        *,
+        store: Store,
+        joiners: Joiners,
+        queues: Queues,
+        clock: Clock,
+        observer: Observer,
     ) -> None:
         self._exchanges = exchanges
         self._repeats = exchanges.repeats
@@ -81,6 +90,7 @@ class Keyed:
         self._joiners = joiners
         self._queues = queues
         self._clock = clock
+        self._observer = observer
 
     async def find(self, one: KeyedRequest) -> Found:
         """What a request is to be given; `JournalUnavailable` when nobody can tell."""
@@ -140,8 +150,12 @@ class Keyed:
             case ClientError():
                 return repeat
             case RunsAgain():
-                calls = await self._store.read_calls(repeat.ledger_id)
-                return find_tool_refusal(request_id, repeat.after, calls) or MayRun(repeat)
+                obstacle = find_obstacle(await self._store.read_calls(repeat.ledger_id))
+                if obstacle is None:
+                    return MayRun(repeat)
+                code, why = obstacle.refusal.code, obstacle.refusal.detail
+                self._observer.note(step.ReplayRefused(repeat.after, one.pool, code, why))
+                return build_tool_error(request_id, repeat.after, obstacle)
             case WasAnswered():
                 operation = repeat.operation
                 answer = await self._store.read_answer(operation.operation_id)

@@ -4,14 +4,13 @@ Nothing was delivered, so it runs again; a whole answer was, so it is given that
 anything between is told, and never done twice. What a tool did for it may keep it from running too.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import OperationState
-from envoy_ext.domain.tool_calls import ToolCall, find_not_kept, find_unknown
+from envoy_ext.domain.tool_verdict import Obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +55,13 @@ def decide_repeat(request_id: str, body_sha256: str | None, earlier: Operation) 
     return RunsAgain(operation_id, earlier.ledger_id)
 
 
-def find_tool_refusal(
-    request_id: str, operation_id: OperationId, calls: Sequence[ToolCall]
-) -> ClientError | None:
-    """Why an operation may not run again that has called tools; None when it may.
-
-    `calls` are all of its ledger. A call that is not known to be over counts as one that may have acted.
-    """
+def build_tool_error(request_id: str, operation_id: OperationId, obstacle: Obstacle) -> ClientError:
+    """The operation called a tool and may not run again; it says where to read which call it was."""
     where = (("location", f"/v1/operations/{operation_id}"),)
-    if find_unknown(calls) is not None:
-        return ClientError("tool_outcome_unknown", request_id, operation_id, headers=where)
-    if find_not_kept(calls) is not None:
+    message = None
+    if obstacle.refusal.code == "replay_not_allowed":
         message = "A tool was called for this operation, and its result is not kept; it is not repeated."
-        return ClientError("replay_not_allowed", request_id, operation_id, message=message, headers=where)
-    return None
+    return ClientError(obstacle.refusal.code, request_id, operation_id, message=message, headers=where)
 
 
 def build_running_error(request_id: str, operation_id: OperationId) -> ClientError:
