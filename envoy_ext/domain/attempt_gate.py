@@ -175,10 +175,8 @@ class AttemptGate:
         if attempt is None or attempt.state is not AttemptState.CHECKING:
             return
         obstacle = find_obstacle(event.calls)
-        if attempt is not self._attempts[-1]:
-            self._refuse(attempt, TAKEN_OVER)
-        elif not self._delivery.client_waiting or attempt.over:
-            self._refuse(attempt, GiveUp("upstream_unavailable", "the client has gone"))
+        if attempt.over or not self._delivery.client_waiting:
+            self._refuse(attempt, GiveUp("upstream_unavailable", "nobody waits for it any more"))
         elif obstacle is not None:
             self._shared.blocked_by = obstacle.call_id
             self._refuse(attempt, obstacle.refusal)

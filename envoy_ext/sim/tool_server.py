@@ -7,6 +7,7 @@ Every path is a tool. An answer names its execution, so that one that is given a
 
 import asyncio
 import json
+import ssl
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -46,8 +47,9 @@ class Execution:
 class SimTool:
     """One tool server, in the caller's event loop: `async with SimTool() as tool`."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.host = host
+        self._tls = tls
         self.port = port
         self.behaviour = Behaviour()
         self.executions: list[Execution] = []
@@ -58,7 +60,7 @@ class SimTool:
     @property
     def url(self) -> str:
         """Where it listens, once started."""
-        return f"http://{self.host}:{self.port}"
+        return f"{'https' if self._tls else 'http'}://{self.host}:{self.port}"
 
     @property
     def keys(self) -> list[str | None]:
@@ -74,7 +76,7 @@ class SimTool:
         app.router.add_route("*", "/{path:.*}", self._execute)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self.host, self.port).start()
+        await web.TCPSite(self._runner, self.host, self.port, ssl_context=self._tls).start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from envoy_ext.domain import step
-from envoy_ext.domain.events import LedgerRead
+from envoy_ext.domain.events import DeliveryClosed, LedgerRead
 from envoy_ext.domain.ids import AttemptId, OperationId
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Reason
 from envoy_ext.domain.records import AttemptEnded, AttemptStarted
@@ -85,6 +85,15 @@ def test_a_first_attempt_looks_only_where_another_operation_was_before_it():
     assert (envoy.end.ending, envoy.end.tool_call_id) == (Ending.REFUSED, UNKNOWN.call_id)
 
 
+def test_a_look_that_outlasts_its_client_starts_nothing():
+    """Its attempt's stream has not ended yet."""
+    envoy = Envoy(policy=WATCHES, late=(LEDGER,))
+    envoy.replica.is_lost()
+    envoy.receive(DeliveryClosed())
+    envoy.catch_up(LEDGER)
+    assert envoy.started == 1
+
+
 def test_a_client_that_leaves_during_the_look_has_nothing_started_for_it():
     envoy = Envoy(policy=WATCHES, late=(LEDGER,))
     envoy.replica.is_lost()
@@ -123,5 +132,6 @@ def test_a_start_that_cannot_be_recorded_looks_for_nothing():
     envoy.journal_fails_at = AttemptStarted
     envoy.replica.is_lost()
     assert (envoy.started, envoy.looked_up) == (1, [])
+    assert step.RefuseAttempt(AttemptId("att_2"), "upstream_unavailable") in envoy.replies
     assert envoy.client.error is not None
     assert envoy.client.error.code == "upstream_unavailable"

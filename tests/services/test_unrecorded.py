@@ -15,11 +15,11 @@ import pytest
 
 from envoy_ext.domain import step
 from envoy_ext.domain.errors import JournalUnavailable
-from envoy_ext.domain.ids import AttemptId, FencingToken, SeatId
+from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, SeatId
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import AttemptStarted, FirstDeltaSent, OperationBegun, OperationEnded, Record
-from envoy_ext.domain.tool_calls import CallRefusal, CallRefused, NewCall
+from envoy_ext.domain.tool_calls import CallRefusal, CallRefused, NewCall, ToolCall
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
 from envoy_ext.services.leases import LeaseAnswer, Leases
 from envoy_ext.services.unrecorded import Unrecorded
@@ -246,6 +246,29 @@ async def test_what_never_began_is_replayed_by_the_rules_of_this_process() -> No
     await played.end()
     assert ended_body(played.client)
     await outage.check()
+
+
+async def test_what_never_began_has_called_no_tool_and_is_replayed_without_a_look() -> None:
+    class Unreadable(FailingJournal):
+        async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
+            raise JournalUnavailable("the store is down")
+
+    outage = Outage(OperationBegun)
+    outage.sidecar = Sidecar(
+        journal=Unreadable(OperationBegun),
+        clock=outage.clock,
+        unrecorded=Unrecorded(CLASSES, lambda: True),
+        ledger=Unreadable(),
+    )
+    played = Played(outage.sidecar, request_class=MAY)
+    first = await played.attempt()
+    assert first is not None
+    await played.lose(first, "a")
+    second = await played.attempt()
+    assert second is not None
+    assert await played.answer(second, "b")
+    await played.end()
+    await settle_by(outage)
 
 
 async def test_a_replay_of_what_the_journal_knows_does_not_start_unrecorded() -> None:

@@ -21,7 +21,7 @@ from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, R
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.traffic_class import TrafficClasses
-from envoy_ext.ports import Clock, Connections, HandOffs, ReachProbe, Store, Trace
+from envoy_ext.ports import Clock, Connections, HandOffs, ReachProbe, Store, ToolLedger, Trace
 from envoy_ext.services.admission import Arrival, PoolDirectory
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.background import Background
@@ -98,6 +98,8 @@ class Sidecar:
     data_classes: tuple[DataClass, ...] = ()
     hand_offs: HandOffs | None = None
     keeping: KeepingPolicy | None = None
+    ledger: ToolLedger | None = None
+    """Of tool calls, where there are tools."""
     joining: JoinPolicy | None = None
 
     def __post_init__(self) -> None:
@@ -145,6 +147,7 @@ class Sidecar:
             unrecorded=self.unrecorded,
             fences=None if self.probe is None else Fences(fleet.places, self.probe, clock),
             connections=self.connections,
+            ledger=self.ledger,
             trace=self.trace,
             keeping=self.keeping,
         )

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
+import trustme
 
 from envoy_ext.domain import names
 from envoy_ext.sim.tool_calls import ToolResult
@@ -18,10 +20,15 @@ from tests.with_envoy.gateway import Gateway, run_gateway
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT = 2048
+NAME = "vault.test"
+CA = trustme.CA()
+SNI: list[str] = []
+"""The names that Envoy has asked the tool over https for."""
 
 
-def build_tools(tool: SimTool) -> dict[str, Any]:
-    """The section: one tool that acts, one that may be called twice, one that nobody listens at."""
+def build_tools(tool: SimTool, vault: SimTool, ca_file: str) -> dict[str, Any]:
+    """The section: one tool that acts, one that may be called twice, one that nobody listens at, and one over
+    https, by its name and by another's."""
     return {
         "listener": {"port": 0},
         "max_request_bytes": "1KiB",
@@ -29,6 +36,8 @@ def build_tools(tool: SimTool) -> dict[str, Any]:
         "routes": [
             {"name": "mail", "prefix": "/mail", "url": f"{tool.url}/api"},
             {"name": "search", "prefix": "/search", "url": tool.url, "idempotent": True},
+            {"name": "vault", "prefix": "/vault", "url": vault.url, "host": NAME, "ca_file": ca_file},
+            {"name": "false", "prefix": "/false", "url": vault.url, "host": "x.test", "ca_file": ca_file},
             {"name": "gone", "prefix": "/gone", "url": "http://127.0.0.1:9"},
         ],
     }
@@ -40,6 +49,16 @@ async def server() -> AsyncIterator[SimTool]:
         yield running
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def vault() -> AsyncIterator[SimTool]:
+    """A tool over https."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    CA.issue_cert(NAME).configure_cert(tls)
+    tls.sni_callback = lambda _socket, name, _context: SNI.append(name)  # type: ignore[assignment]
+    async with SimTool(tls=tls) as running:
+        yield running
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def tool(server: SimTool) -> AsyncIterator[SimTool]:
     server.reset()
@@ -48,8 +67,14 @@ async def tool(server: SimTool) -> AsyncIterator[SimTool]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(server: SimTool, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with run_gateway(tmp_path_factory.mktemp("gateway"), tools=build_tools(server)) as running:
+async def gateway(
+    server: SimTool, vault: SimTool, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    directory = tmp_path_factory.mktemp("gateway")
+    ca_file = directory / "ca.pem"
+    CA.cert_pem.write_to_path(ca_file)
+    tools = build_tools(server, vault, str(ca_file))
+    async with run_gateway(directory, tools=tools) as running:
         yield running
 
 
@@ -292,3 +317,13 @@ async def test_a_paths_prefix_is_replaced_by_that_of_the_url(gateway: Gateway, t
     told = [execution.path for execution in tool.executions]
     assert told == ["/api", "/api/", "/api/a%2Fb?x=1&y", "/", "/deep/er"]
     assert code(results(gateway, reply)[0][-1]) == (404, "invalid_request")
+
+
+async def test_a_tool_over_https_must_be_who_it_is_called(gateway: Gateway, vault: SimTool) -> None:
+    reply = await ask_with(gateway, call(gateway, "/vault/x"), call(gateway, "/false/x"))
+    ((right, wrong),) = results(gateway, reply)
+    assert (right.status, code(wrong)) == (200, (503, "upstream_unavailable"))
+    assert [execution.headers["host"] for execution in vault.executions] == [NAME]
+    assert SNI == [NAME, "x.test"]
+    calls = (await show(gateway, reply))["tool_calls"]
+    assert [(made["tool"], made["state"]) for made in calls] == [("vault", "recorded"), ("false", "not_sent")]
