@@ -23,6 +23,7 @@ from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.ownership import FIRST_TOKEN, Seat, read_fence
 from envoy_ext.domain.worker_lease import Renewal, WorkerLease
+from envoy_ext.ports import Journal
 from envoy_ext.services.recovery import build_recovery_records
 from tests.support.journals import run_now
 from tests.support.records import attempt_started, begun, first_delta_sent
@@ -39,7 +40,7 @@ class OwnershipMachine(StoreNetwork, RuleBasedStateMachine):
     )
     def start(self, rates: tuple[float, ...], offsets: tuple[float, ...]) -> None:
         self.real = 0.0
-        self.store = MemoryJournal(exclusive=False)
+        self.store = self.build_store()
         self.gateways = [Gateway(f"gw{n}", rates[n], offsets[n]) for n in range(3)]
         self.calls = []
         self.worker_words: list[tuple[Run, Renewal | int]] = []
@@ -48,6 +49,10 @@ class OwnershipMachine(StoreNetwork, RuleBasedStateMachine):
         self.tokens: dict[OperationId, FencingToken] = {}
         for gateway in self.gateways:
             self.take_seat(gateway)
+
+    def build_store(self) -> Journal:
+        """A fresh one, whose calls do not wait."""
+        return MemoryJournal(exclusive=False)
 
     # --- the gateways -------------------------------------------------------------------------
 
