@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
-from envoy_ext.adapters import journal_redis_lane, journal_redis_ledger, journal_redis_scripts
+from envoy_ext.adapters import (
+    journal_redis_archive,
+    journal_redis_lane,
+    journal_redis_ledger,
+    journal_redis_scripts,
+)
 from envoy_ext.adapters.journal_redis import RedisJournal
+from envoy_ext.adapters.journal_redis_faults import explain_fault
 from envoy_ext.adapters.journal_redis_lane import Lane
 from envoy_ext.adapters.journal_redis_scripts import Script
 from envoy_ext.adapters.journal_redis_way import Login, RedisPlace
@@ -18,7 +25,7 @@ from envoy_ext.domain.errors import JournalUnavailable, SeatLost
 from envoy_ext.domain.ids import AttemptId, OperationId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.ownership import FIRST_TOKEN
-from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallState, NewCall
+from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallRefusal, CallRefused, CallState, NewCall
 from tests.support.journals import keep, leave, use_everything
 from tests.support.losing_relay import LosingRelay
 from tests.support.records import START, attempt_ended, attempt_started, begun, ended, fold, owned, whole_life
@@ -27,7 +34,7 @@ from tests.support.redis_server import RedisServer, redis_server
 SECRET = "s3cret-detail"
 EVERY_SCRIPT = [
     one
-    for module in (journal_redis_scripts, journal_redis_ledger)
+    for module in (journal_redis_scripts, journal_redis_ledger, journal_redis_archive)
     for one in vars(module).values()
     if isinstance(one, Script)
 ]
@@ -179,6 +186,39 @@ async def test_a_forgetting_whose_answer_is_lost_removes_no_more_than_was_asked_
     assert (await behind.measure()).operations == 4
 
 
+async def test_calls_of_one_ledger_at_once_are_all_there(redis: RedisServer, prefix: str) -> None:
+    gateways = [await RedisJournal.open(at(redis.port), prefix) for _ in range(2)]
+    await keep(gateways[0], [begun(), attempt_started()])
+    wanted = [
+        NewCall(OPERATION, AttemptId("att_1"), START, "mail", f"print {number}", "sha", False, False)
+        for number in range(20)
+    ]
+    claims = await asyncio.gather(*(gateways[n % 2].begin_call(call) for n, call in enumerate(wanted)))
+    assert {type(claim) for claim in claims} == {CallGranted}
+    calls = await gateways[0].read_calls(OPERATION)
+    assert {call.fingerprint for call in calls} == {call.fingerprint for call in wanted}
+    for gateway in gateways:
+        await gateway.close()
+
+
+async def test_what_happens_between_the_look_and_the_write_of_a_call_is_seen(
+    journal: RedisJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await keep(journal, [begun(), attempt_started()])
+    read = journal._read
+
+    async def look_late(script: Script, *words: Any) -> Any:
+        found = await read(script, *words)
+        monkeypatch.undo()
+        await journal.append([ended()], FIRST_TOKEN)
+        return found
+
+    monkeypatch.setattr(journal, "_read", look_late)
+    wanted = NewCall(OPERATION, AttemptId("att_1"), START, "mail", "print", "sha", False, False)
+    assert await journal.begin_call(wanted) == CallRefused(CallRefusal.FENCED)
+    assert await journal.read_calls(OPERATION) == ()
+
+
 async def test_a_server_whose_answers_all_get_lost_is_given_up(relay: LosingRelay, prefix: str) -> None:
     journal = await RedisJournal.open(at(relay.port), prefix, call_s=0.3)
     seat = await journal.take_seat("gw")
@@ -195,7 +235,7 @@ async def test_a_server_whose_answers_all_get_lost_is_given_up(relay: LosingRela
 
 async def test_a_server_that_stands_still_is_given_up_in_time_and_goes_on_later(server: RedisServer) -> None:
     journal = await RedisJournal.open(at(server.port), call_s=1.0)
-    seat = await journal.take_seat("gw")
+    seat = await keep(journal, [begun("op_before")])
     server.signal(signal.SIGSTOP)
     try:
         calls = [journal.begin(begun(f"op_{number}"), seat) for number in range(300)]
@@ -205,6 +245,7 @@ async def test_a_server_that_stands_still_is_given_up_in_time_and_goes_on_later(
     assert {type(outcome) for outcome in outcomes} == {JournalUnavailable}
     assert all("no answer in time" in str(outcome) for outcome in outcomes)
     await keep(journal, [begun("op_after")], seat)
+    assert await journal.get(OperationId("op_299")) is None, "its time was over before it was its turn"
     await journal.close()
 
 
@@ -468,6 +509,19 @@ async def test_a_record_that_cannot_be_read_is_never_passed_over(
         asked.rpush("{envoy-ext}:records:op_1", body)
     with pytest.raises(JournalUnavailable, match="a journal record"):
         await journal.get(OPERATION)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"unknown command 'EVALSHA', with args beginning with: 'sha' '1' '{SECRET}'",
+        f"WRONGTYPE Operation against a key holding the wrong kind of value {SECRET}",
+    ],
+)
+def test_an_answer_that_repeats_what_was_sent_is_not_passed_on(answer: str) -> None:
+    said = explain_fault(ResponseError(answer))
+    assert answer[:9] in said
+    assert SECRET not in said
 
 
 # --- servers that are not to be used --------------------------------------------------------
