@@ -103,7 +103,8 @@ class ToolSession:
     def _arrive(self, body: bytes) -> None:
         headers, request_id = self._headers, self._request_id
         try:
-            key = h.read_idempotency_key(headers)
+            # Of a call that names nobody the key is its tool's alone to judge.
+            key = h.read_idempotency_key(headers) if self._names_anything else None
             operation_id, attempt_id = read_operation(headers), read_attempt(headers)
         except ValueError as mistake:
             self.refuse(ClientError("invalid_request", request_id, message=str(mistake)))

@@ -261,7 +261,8 @@ async def _run_with_envoy(config: Any, envoy: str | None) -> int:
     stop = _watch_signals()
     async with Stack(config, find_envoy(envoy)) as stack:
         exempt_from_collection()
-        print(f"clients: {stack.ingress_url}  operations: {stack.operations_url}", flush=True)
+        tools = f"  tools: {stack.tools_url}" if stack.tools_url else ""
+        print(f"clients: {stack.ingress_url}  operations: {stack.operations_url}{tools}", flush=True)
         stopped = asyncio.ensure_future(stop.wait())
         ended = asyncio.ensure_future(stack.envoy.wait())
         await asyncio.wait((stopped, ended), return_when=asyncio.FIRST_COMPLETED)

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from envoy_ext.config.quantities import Duration, SizeBetween
+from envoy_ext.config.quantities import LONGEST_WAIT_S, Duration, SizeBetween
 from envoy_ext.config.section import (
     SHORT_NAME,
     IpAddress,
@@ -30,6 +30,12 @@ HOST: Final = Matching(
 MEMBER: Final = Matching(
     r"[^\x00-\x1f]{1,100}", "the name of a member of the arguments, 100 characters at most"
 )
+
+
+def _check_timeout(seconds: float) -> float:
+    if seconds > LONGEST_WAIT_S:
+        raise PydanticCustomError("duration", "longer than 30m: no answer waits so long for a tool")
+    return seconds
 
 
 def _check_prefix(prefix: str) -> str:
@@ -78,7 +84,7 @@ class ToolRoute(Section):
     """Whether all of its calls may be made twice."""
     get_is_safe: bool = True
     """Whether a GET or a HEAD may be made twice, as HTTP has it."""
-    timeout: Duration = 60.0
+    timeout: Annotated[Duration, AfterValidator(_check_timeout)] = 60.0
     """From the whole request to the whole answer."""
     host: Annotated[str, HOST] | None = None
     """What it is called in the Host header and, over https, in its certificate; None: as in the url."""

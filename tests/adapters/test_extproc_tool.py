@@ -253,7 +253,8 @@ async def test_a_stream_that_ends_early_is_a_call_of_unknown_outcome() -> None:
 
 async def test_a_call_that_names_nobody_passes_without_its_body_and_the_sidecar_leaves() -> None:
     envoy = Envoy()
-    (reply,) = await envoy.request({"x-envoy-retry-on": "5xx", "accept-encoding": "gzip"})
+    given = {"x-envoy-retry-on": "5xx", "accept-encoding": "gzip", "idempotency-key": ""}
+    (reply,) = await envoy.request(given)
     assert reply.HasField("request_headers")
     assert read_mutation(reply) == ({}, ["x-envoy-retry-on"])
     assert envoy.box.end == "finished"

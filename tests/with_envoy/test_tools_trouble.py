@@ -17,6 +17,9 @@ LEASE = {"ttl": "1s", "renew": "300ms", "margin": "200ms"}
 """What a lost attempt may still act for is waited for in full; a test has no need of seconds."""
 
 
+OVER_XDS = {"concurrency": 1, "admin": {"port": 0}, "resources": "xds"}
+
+
 def build_tools(tool: SimTool) -> dict[str, Any]:
     return {"listener": {"port": 0}, "routes": [{"name": "mail", "prefix": "/mail", "url": tool.url}]}
 
@@ -62,7 +65,7 @@ async def test_the_tool_listener_of_any_gateway_of_a_shared_store_does(tmp_path:
         }
         async with (
             run_gateway(tmp_path, names="ab", **shared) as one,
-            run_gateway(tmp_path, names="c", **shared) as other,
+            run_gateway(tmp_path, names="c", envoy=OVER_XDS, **shared) as other,
         ):
             wanted = json.dumps({"url": f"{other.stack.tools_url}/mail/send", "arguments": {"to": "a"}})
             reply = await ask(one, fault="#1:die_after_headers", headers={"x-sim-tool": wanted})
