@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from envoy_ext.adapters import journal_redis, journal_redis_way
 from envoy_ext.adapters.journal_redis import RedisJournal
 from envoy_ext.adapters.journal_redis_lane import Replicas
 from envoy_ext.adapters.journal_redis_scripts import COMMANDS
@@ -173,6 +174,14 @@ def over_tls(server: RedisServer, files: Path, **changes: object) -> RedisPlace:
     return RedisPlace(nodes=(("127.0.0.1", server.port),), tls=True, **known | changes)  # type: ignore[arg-type]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with much else may take seconds to say no over TLS."""
+    monkeypatch.setattr(journal_redis_way, "CONNECT_S", 20.0)
+    monkeypatch.setattr(journal_redis_way, "ANSWER_S", 20.0)
+    monkeypatch.setattr(journal_redis, "OPEN_S", 60.0)
+
+
 async def refusal(place: RedisPlace) -> str:
     with pytest.raises(JournalUnavailable) as caught:
         await RedisJournal.open(place)
@@ -212,7 +221,10 @@ async def test_a_gateway_without_a_certificate_is_told_so(speaking_tls: RedisSer
     assert "TLS failed: " in said or "a server that asks for a certificate: journal.cert_file" in said
 
 
-async def test_tls_to_a_server_that_speaks_none_is_said(redis: RedisServer, files: Path) -> None:
+async def test_tls_to_a_server_that_speaks_none_is_said(
+    redis: RedisServer, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_redis_way, "CONNECT_S", 1.0)  # which is all that ends this one
     said = await refusal(over_tls(redis, files))
     assert "with TLS whether this port speaks it" in said
 

@@ -21,7 +21,7 @@ from tests.support.journals import keep, use_everything
 from tests.support.records import begun, ended
 from tests.support.redis_server import RedisServer, pick_port, redis_server
 
-ONE = Replicas(1, 0.5)
+ONE = Replicas(1, 1.0)
 FAILED_OVER_WITHIN_S = 40.0
 
 
@@ -117,7 +117,7 @@ async def test_a_write_that_no_replica_confirms_does_not_count_and_may_be_repeat
     try:
         with pytest.raises(JournalUnavailable) as caught:
             await journal.begin(begun("op_2"), seat)
-        assert "0 of 1 replicas have confirmed within 0.5 s" in str(caught.value)
+        assert "0 of 1 replicas have confirmed within 1 s" in str(caught.value)
         assert "lower journal.wait_replicas" in str(caught.value)
         # It wrote nothing by itself, and is still no proof that the first try's write has arrived.
         with pytest.raises(JournalUnavailable, match="0 of 1 replicas"):
@@ -187,7 +187,7 @@ def test_what_is_promised_is_what_the_server_and_the_configuration_carry(
 def sentinel(pair: Pair, tmp_path: Path) -> Iterator[RedisServer]:
     options = {
         "sentinel monitor main": f"127.0.0.1 {pair.master.port} 1",
-        "sentinel down-after-milliseconds main": "500",
+        "sentinel down-after-milliseconds main": "1500",
         "sentinel failover-timeout main": "5000",
     }
     server = RedisServer(tmp_path / "sentinel", options, binary="redis-sentinel")

@@ -329,7 +329,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_done_and_troubles_nobo
 
 async def test_a_thousand_calls_at_once_share_two_connections(redis: RedisServer, prefix: str) -> None:
     async with LosingRelay(redis.port) as relay:
-        journal = await RedisJournal.open(at(relay.port), prefix)
+        journal = await RedisJournal.open(at(relay.port), prefix, call_s=60.0)
         seat = await journal.take_seat("gw")
         calls = [journal.begin(begun(f"op_{number}"), seat) for number in range(1_000)]
         await asyncio.gather(*calls, *(journal.get(OPERATION) for _ in range(1_000)))

@@ -121,10 +121,24 @@ def redis_server(directory: Path, *, tls: bool = False, **options: str) -> Itera
 
     An option's `_` stands for `-`. `tls`: its port speaks that alone.
     """
-    server = RedisServer(directory, {name.replace("_", "-"): value for name, value in options.items()})
-    if tls:
-        server.options["tls-port"] = str(server.port)
+    server = _start(directory, {name.replace("_", "-"): value for name, value in options.items()}, tls)
     try:
-        yield server.start()
+        yield server
     finally:
         server.kill()
+
+
+def _start(directory: Path, options: dict[str, str], tls: bool) -> RedisServer:
+    """At a port that nobody takes between its choice and the start."""
+    for _ in range(5):
+        server = RedisServer(directory, dict(options))
+        if tls:
+            server.options["tls-port"] = str(server.port)
+        try:
+            return server.start()
+        except AssertionError:
+            server.kill()
+            if "Address already in use" not in server.log:
+                raise
+            shutil.rmtree(directory)
+    raise AssertionError("every port that was free was taken before redis-server listened there")

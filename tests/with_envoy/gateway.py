@@ -100,7 +100,7 @@ class Gateway:
             name: int(value) for name, _, value in (line.partition(": ") for line in lines) if value.isdigit()
         }
 
-    async def wait_let_out(self, record: RequestRecord) -> None:
+    async def wait_let_out(self, request_id: str | None) -> None:
         """Until a part of an answer was let out to the client, or none is going to be.
 
         What Envoy has not let out when the connection to a replica breaks may be lost with it. On a busy
@@ -108,12 +108,12 @@ class Gateway:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
-                while not all(live.exchange.partly_delivered for live in self._find_live(record)):
+                while not all(live.exchange.partly_delivered for live in self._find_live(request_id)):
                     await asyncio.sleep(0.005)
 
-    def _find_live(self, record: RequestRecord) -> list[LiveExchange]:
+    def _find_live(self, request_id: str | None) -> list[LiveExchange]:
         live = self.stack.app.exchanges._live.values()
-        return [one for one in live if one.exchange.identity.request_id == record.request_id]
+        return [one for one in live if one.exchange.identity.request_id == request_id]
 
     async def wait_idle(self) -> None:
         """Until nothing is in flight and no end evidence is waited for."""
@@ -205,7 +205,7 @@ async def run_stack(config: Config, engines: dict[str, SimEngine]) -> AsyncItera
             opened.callback(logging.getLogger("envoy_ext").removeHandler, gateway.bugs)
             opened.push_async_callback(gateway.http.close)
             for engine in engines.values():
-                engine.state.wait_before_loss = gateway.wait_let_out
+                engine.state.wait_before_loss = lambda record: gateway.wait_let_out(record.request_id)
             yield gateway
             await gateway.assert_clean()
         finally:

@@ -162,11 +162,11 @@ async def test_a_recorded_stream_that_was_no_success_is_never_given_as_one(
 ) -> None:
     data, key = (RECORDED / f"{name}.sse").read_bytes(), f"{name}-{reset}"
 
-    async def answer(_request: WireRequest, connection: WireConnection) -> None:
+    async def answer(request: WireRequest, connection: WireConnection) -> None:
         await connection.send(build_head(("transfer-encoding", "chunked")))
         await connection.send_chunks(data)
-        if reset:
-            await asyncio.sleep(0.05)  # a reset overtakes what has not been read
+        if reset:  # which overtakes what has not been read
+            await wired.gateway.wait_let_out(request.get_all("x-request-id")[0])
             connection.reset()
         else:
             await connection.send(b"0\r\n\r\n")
@@ -222,7 +222,7 @@ async def wait_running(gateway: Gateway, request_id: str) -> None:
 async def test_repeats_wait_for_the_end_and_say_whose_wish_it_was(gateway: Gateway) -> None:
     """(That they may wait longer than Envoy waits by itself is shown where they wait for a slot too.)"""
     first_id = mint_request_id()
-    first = asyncio.ensure_future(ask_with_key(gateway, "joined", request_id=first_id, fault="slow=8"))
+    first = asyncio.ensure_future(ask_with_key(gateway, "joined", request_id=first_id, fault="slow=20"))
     await wait_running(gateway, first_id)
     wish = {"prefer": "respond-async, wait=15"}
     repeats = [
@@ -293,6 +293,7 @@ async def test_a_repeat_that_leaves_while_it_waits_disturbs_nothing(gateway: Gat
     assert gateway.find_requests(leaver) == []
 
 
+@pytest.mark.timeout(300)  # a busy machine needs a minute and more
 async def test_a_thousand_requests_with_a_hundred_keys_are_a_hundred_executions(gateway: Gateway) -> None:
     """Ten for each key, sent faster than a key is done. More come than may wait: the rest comes back.
 
@@ -310,7 +311,7 @@ async def test_a_thousand_requests_with_a_hundred_keys_are_a_hundred_executions(
             await asyncio.sleep(int(reply.headers["retry-after"]))
         return reply, refusals
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         answered = await asyncio.gather(*map(ask_until_answered, range(1000)))
     after = sum(len(engine.find_requests()) for engine in gateway.engines.values())
     assert after - before == 100
