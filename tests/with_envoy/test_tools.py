@@ -146,6 +146,24 @@ async def test_a_replica_lost_during_its_call_ends_the_operation_which_says_whic
     assert refused == 1
 
 
+async def test_a_clients_repeat_is_given_what_the_tool_said_to_the_first_one(
+    gateway: Gateway, tool: SimTool
+) -> None:
+    """Both attempts were lost with nothing delivered: the key runs again, as another operation."""
+    headers = {"idempotency-key": "repeated", "x-sim-tool": json.dumps([call(gateway)])}
+    first = await ask(gateway, fault="die_after_headers", headers=headers)
+    assert (first.status, first.json["error"]["code"]) == (503, "upstream_unavailable")
+    again = await ask(gateway, headers=headers)
+
+    assert (again.status, again.errors, again.dones) == (200, [], 1)
+    assert again.headers["x-operation-id"] != first.headers["x-operation-id"]
+    assert len(tool.executions) == 1
+    ((result,),) = results(gateway, again)
+    assert (result.status, result.replayed) == (200, True)
+    (made,) = (await show(gateway, again))["tool_calls"]
+    assert (made["state"], len(made["attempts"])) == ("recorded", 3)
+
+
 async def test_a_tool_that_may_be_called_twice_is(gateway: Gateway, tool: SimTool) -> None:
     tool.behaviour = Behaviour(fault="hold")
     request_id = mint_request_id()
