@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from envoy_ext.domain import step
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.events import (
+    AnsweredHere,
     AttemptArrived,
     AttemptClosed,
     AttemptLogged,
@@ -29,16 +30,18 @@ from envoy_ext.domain.events import (
     LogCause,
     OwnershipLost,
     RequestAdmitted,
+    RequestMoved,
     RequestShed,
 )
 from envoy_ext.domain.ids import FencingToken, OperationId
 from envoy_ext.domain.inspection import BodyKind, Inspector, Verdict
-from envoy_ext.domain.outcomes import Ending
+from envoy_ext.domain.outcomes import Ending, RungName
 from envoy_ext.domain.records import AttemptStarted, FirstDeltaSent, OperationBegun, OperationEnded
 from envoy_ext.domain.tool_calls import CallState
 from envoy_ext.domain.tool_verdict import find_obstacle
 from tests.support.exchange_builders import (
     JSON,
+    SMALL,
     SSE,
     Policy,
     ReqChat,
@@ -87,8 +90,8 @@ LEDGERS = {
     "unreadable": None,
 }
 """What earlier attempts have called."""
-FINAL = (step.RespondLocally, step.ResetDelivery)
-TO_CLIENT = (step.ForwardResponse, step.ForwardBody, step.RespondLocally, step.ResetDelivery)
+FINAL = (step.RespondLocally, step.AnswerHere, step.ResetDelivery)
+TO_CLIENT = (step.ForwardResponse, step.ForwardBody, *FINAL)
 
 
 class ExchangeMachine(RuleBasedStateMachine):
@@ -194,6 +197,25 @@ class ExchangeMachine(RuleBasedStateMachine):
     def the_queue_refuses_it(self, code):
         self.waits = False
         self.envoy.receive(RequestShed(code, 2))
+        self.envoy.pump()
+
+    # --- its class's ladder, in the place of a refusal ---
+
+    @precondition(lambda self: self.waits)
+    @rule()
+    def the_ladder_moves_it(self):
+        self.waits = False
+        facts = ReqChat().facts
+        self.envoy.receive(RequestMoved(SMALL, facts, (RungName.POOL,), b"{}"))
+        self.envoy.receive(RequestAdmitted())
+        self.envoy.pump()
+
+    @precondition(lambda self: self.waits)
+    @rule(settled=st.booleans())
+    def the_ladder_answers_it(self, settled):
+        self.waits = False
+        self.settled = settled
+        self.envoy.receive(AnsweredHere("text/plain", b"later", (RungName.TEMPLATE,), "queue_full", settled))
         self.envoy.pump()
 
     # --- the fleet changes ---
@@ -384,6 +406,10 @@ class ExchangeMachine(RuleBasedStateMachine):
         envoy, client = self.envoy, self.envoy.client
         end = envoy.exchange.resolution.ending
         records = list(chain.from_iterable(taken.records for taken in envoy.produced))
+        if client.own_answer is not None:
+            assert self.starts == 0
+            assert end is (Ending.FINISHED if self.settled else Ending.REFUSED)
+            return
         if self.starts == 0 and not client.left:
             assert end in (Ending.REFUSED, Ending.UPSTREAM_BROKE, Ending.UNKNOWN)
         if client.status == 200 and envoy.released.head.content_type == SSE:

@@ -169,6 +169,14 @@ async def test_nobody_is_told_before_the_operation_is_recorded() -> None:
     sidecar = build(PERSON, hand_offs=person)
     await fill(sidecar)
     began: list[bool] = []
+    begin = sidecar.journal.begin
+
+    async def begin_slowly(*what: Any) -> Any:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return await begin(*what)
+
+    sidecar.journal.begin = begin_slowly  # type: ignore[method-assign]
     taken = person.hand_over
 
     async def look(url: str, request: HandedOver, timeout_s: float) -> bool:
@@ -224,6 +232,7 @@ async def test_a_wait_in_vain_goes_on_in_another_pools_free_slot() -> None:
         while not any(isinstance(reply, step.ForwardRequest) for reply in client.replies):
             await asyncio.sleep(0.01)
     assert read_body(client)["model"] == "small"
+    assert not sidecar.queues.has_room(SMALL), "its slot there is promised"
     (forward,) = [reply for reply in client.replies if isinstance(reply, step.ForwardRequest)]
     hop = Sent()
     joined = sidecar.exchanges.join(forward.exchange_id, hop)

@@ -10,6 +10,8 @@ from envoy_ext.domain.ids import ExchangeId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.retry import FailoverPolicy
 
 POOL = PoolName("chat")
+SMALL = PoolName("small")
+"""Another one that its data may reach."""
 OPERATION = OperationId("op_1")
 
 SSE = "text/event-stream; charset=utf-8"
@@ -20,7 +22,9 @@ JSON = "application/json"
 
 
 def identity() -> Identity:
-    return Identity(ExchangeId("exg_1"), OPERATION, "req-1", POOL, frozenset({POOL}), caller="caller-hash")
+    return Identity(
+        ExchangeId("exg_1"), OPERATION, "req-1", POOL, frozenset({POOL, SMALL}), caller="caller-hash"
+    )
 
 
 def Req(

@@ -33,7 +33,7 @@ from envoy_ext.domain.events import (
 )
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.exchange_shared import ExchangePolicy, Tried
-from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
+from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.records import AttemptEnded, OperationEnded, Record
 from envoy_ext.domain.tool_calls import ToolCall
 from tests.support.exchange_builders import Policy, ReqChat, identity, target, targets
@@ -99,6 +99,7 @@ class Envoy:
         """What replicas serve, where that is known."""
         self.asked: list[Tried] = []
         """For whom replicas were looked for."""
+        self.moved_to: PoolName | None = None
         self.closed = False
         """The delivery stream is over."""
         self.released: Hop | None = None
@@ -159,6 +160,10 @@ class Envoy:
         """Where a replay may go, as the fleet would say: also replicas that were tried, last."""
         self.asked.append(tried)
         return targets(*(name for name in self.replicas if self.equals is None or name in self.equals))
+
+    def move(self, pool: PoolName) -> None:
+        """`exchange_shared.Replicas`: the same replicas stand for those of the other pool."""
+        self.moved_to = pool
 
     def find_revision(self, replica: ReplicaId, at: float) -> str | None:
         """What a replica served, as the fleet would say."""
@@ -328,6 +333,12 @@ class Envoy:
                 assert not self.hops
                 assert self.patience_s is None, "Envoy extends a message's time once"
                 self.patience_s = reply.seconds
+            case step.AnswerHere():
+                if not (self.client.left or self.client.cut):
+                    assert not self.client.over, f"{reply} after the client's side was over"
+                    assert not self.hops, "an answer of our own beside a replica's"
+                    self.client.own_answer = reply
+                    self._end_delivery(LogCause.SIDECAR)
             case step.RespondLocally() | step.ForwardResponse() | step.ForwardBody() | step.ResetDelivery():
                 self._obey_delivery(reply)
             case (

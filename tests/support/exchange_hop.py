@@ -19,6 +19,7 @@ from envoy_ext.domain.events import (
     ResponseStarted,
 )
 from envoy_ext.domain.ids import AttemptId, ReplicaId
+from envoy_ext.domain.step import AnswerHere
 from tests.support.exchange_builders import SSE
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ class Client:
     body: bytearray = field(default_factory=bytearray)
     error: ClientError | None = None
     """Answered with this, in place of a response."""
+    own_answer: AnswerHere | None = None
+    """Answered with this text of the gateway's."""
     ended: bool = False
     """The body came to an orderly end."""
     reset: bool = False
@@ -166,7 +169,8 @@ class Client:
 
     @property
     def over(self) -> bool:
-        return self.ended or self.reset or self.cut or self.left or self.error is not None
+        answered = self.error is not None or self.own_answer is not None
+        return self.ended or self.reset or self.cut or self.left or answered
 
     @property
     def events(self) -> list[bytes]:

@@ -6,6 +6,7 @@ behind a webhook. Whatever a replica was asked stands in its own log.
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -208,7 +209,10 @@ async def test_a_class_that_may_goes_to_a_smaller_pool_under_its_models_name(gat
     async with busy(gateway, "small"):
         reply = await ask_as(gateway, "small", headers=key, body=build_body(model="sim"))
         packed = await ask_as(
-            gateway, "small", data=json.dumps(build_body(model="sim")).encode("utf-8"), request_id="req-plain"
+            gateway,
+            "small",
+            data=gzip.compress(json.dumps(build_body(model="sim")).encode()),
+            headers={"content-encoding": "gzip", "content-type": "application/json"},
         )
     assert (reply.status, reply.dones, reply.headers["x-degraded"]) == (200, 1, "pool")
     assert packed.headers["x-degraded"] == "pool"
