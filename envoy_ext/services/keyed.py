@@ -113,7 +113,9 @@ class Keyed:
                         self._hold(one, wait_s)
                 ended = self._find_end_of_wait(one, until, repeat)
                 if joiner is None or ended is not None:
-                    return ended or build_running_error(one.arrival.request_id, repeat.operation_id)
+                    # Those that found no room to wait are many, and are not to come back as one.
+                    after_s = None if wait_s > 0 else 1
+                    return ended or build_running_error(one.arrival.request_id, repeat.operation_id, after_s)
                 await joiner.wait(holder, self._compute_limit(one, until) - self._clock.now())
         finally:
             if joiner is not None:
@@ -188,4 +190,4 @@ class Keyed:
             return None
         if now < until:
             return ClientError("deadline_exceeded", request_id, runs.operation_id)
-        return build_running_error(request_id, runs.operation_id)
+        return build_running_error(request_id, runs.operation_id, None)

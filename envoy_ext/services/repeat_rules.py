@@ -64,9 +64,11 @@ def build_tool_error(request_id: str, operation_id: OperationId, obstacle: Obsta
     return ClientError(obstacle.refusal.code, request_id, operation_id, message=message, headers=where)
 
 
-def build_running_error(request_id: str, operation_id: OperationId) -> ClientError:
-    """The key's operation has not ended; its client may come back."""
-    return ClientError("operation_in_progress", request_id, operation_id, retry_after_s=1)
+def build_running_error(
+    request_id: str, operation_id: OperationId, retry_after_s: int | None = 1
+) -> ClientError:
+    """The key's operation has not ended; its client may come back. None: at a moment that is drawn for it."""
+    return ClientError("operation_in_progress", request_id, operation_id, retry_after_s=retry_after_s)
 
 
 def build_incomplete_error(
