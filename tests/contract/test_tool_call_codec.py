@@ -163,3 +163,8 @@ def test_what_is_no_call_at_all_is_refused(text: str | bytes) -> None:
 def test_what_are_no_headers_are_refused(text: str | bytes) -> None:
     with pytest.raises(UnreadableRecord):
         decode_headers(text)
+
+
+def test_a_line_that_was_read_before_costs_nothing() -> None:
+    """A claim reads its whole ledger; with hundreds of calls at once a store would do little else."""
+    assert decode_call(LINE) is decode_call("".join([LINE[:5], LINE[5:]]))
