@@ -1,6 +1,7 @@
 """A real redis-server as a process of a test's own: a free port, a private directory, ended by its pid."""
 
 import contextlib
+import random
 import shutil
 import signal
 import socket
@@ -28,11 +29,15 @@ def find_redis(name: str = "redis-server") -> str:
 
 
 def pick_port() -> int:
-    """A port that is free now; Redis cannot be told to pick one and say which."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that is free now; Redis cannot be told to pick one and say which.
+
+    Below those that the system gives to connections: one of them could take it while a server is restarted.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
