@@ -198,6 +198,7 @@ class DeliverySession:
     def _send_request(self, reply: step.ForwardRequest) -> None:
         set_headers = [
             (names.EXCHANGE, reply.exchange_id),
+            (names.OPERATION, reply.operation_id),
             (names.POOL, reply.pool),
             (h.REQUEST_ID, self._request_id),
         ]

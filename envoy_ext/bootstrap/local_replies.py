@@ -157,12 +157,16 @@ def _unavailable(replies: AccessLogFilter) -> ResponseMapper:
 
 
 def _error_body(code: str, error_type: str, message: str) -> SubstitutionFormatString:
-    """The contract's error object; a structure and not text, so that the client's request id is escaped."""
+    """The contract's error object; a structure and not text, so that the client's request id is escaped.
+
+    `operation_id` is null where the sidecar has not been asked: Envoy has no such header then.
+    """
     error = {
         "code": Value(string_value=code),
         "type": Value(string_value=error_type),
         "message": Value(string_value=message),
         "request_id": Value(string_value="%REQ(X-REQUEST-ID)%"),
+        "operation_id": Value(string_value=f"%REQ({names.OPERATION})%"),
         "partial_output": Value(bool_value=False),
         "delivered_output_tokens": Value(number_value=0),
         "retryable": Value(bool_value=False),

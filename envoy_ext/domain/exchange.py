@@ -79,7 +79,9 @@ class Exchange:
         if shared.degraded:
             shared.out.notes.append(step.RequestDegraded(identity.pool, shared.degraded))
         body = shared.request.changed_body
-        shared.out.replies.append(step.ForwardRequest(identity.exchange_id, identity.pool, body))
+        shared.out.replies.append(
+            step.ForwardRequest(identity.exchange_id, identity.operation_id, identity.pool, body)
+        )
         shared.drop_body()  # Envoy has it now, and keeps it for a replay
 
     def receive(self, event: events.Event, now: float) -> step.Step:

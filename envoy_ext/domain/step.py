@@ -25,6 +25,8 @@ class ForwardRequest:
     """Let the request go on to the egress hop, as this exchange, for this pool."""
 
     exchange_id: ExchangeId
+    operation_id: OperationId
+    """For what Envoy answers by itself, should this sidecar be gone by then."""
     pool: PoolName
     changed_body: bytes | None = field(default=None, repr=False)
     """What goes on in place of the client's own body; None: that one."""

@@ -53,6 +53,7 @@ async def test_one_byte_more_is_413_before_the_sidecar_hears_of_it(lab: Lab, way
         "type": "invalid_request_error",
         "message": "",
         "request_id": "r-1",
+        "operation_id": None,
         "partial_output": False,
         "delivered_output_tokens": 0,
         "retryable": False,

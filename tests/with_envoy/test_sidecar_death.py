@@ -147,16 +147,17 @@ async def test_a_killed_sidecar_cuts_what_is_in_flight_and_loses_no_operation(re
             for answer in (*answers, cut_with_key):
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await answer.read()
-            assert_unavailable(*await holding)
+            held_id = assert_unavailable(*await holding)
             for request_id in (*streams, held, keyed):
                 await apart.wait_engines(request_id, "client_disconnected")
             # Nothing passes unwatched: without a sidecar the answer is no, and it comes at once.
-            assert_unavailable(*await apart.ask(mint_request_id()))
+            assert assert_unavailable(*await apart.ask(mint_request_id(), **FORGED)) is None
 
         async with apart.sidecar() as (serving, operations_url):
             operations = {one["request_id"]: one for one in await fetch_operations(operations_url, 100)}
             assert set(operations) == {whole, held, keyed, *streams}
             assert operations.pop(whole)["state"] == "completed"
+            assert operations[held]["operation_id"] == held_id, "what Envoy's own answer had called it"
             for request_id, operation in operations.items():
                 assert_ended_by_the_restart(operation, first_delta=request_id != held)
 
@@ -170,9 +171,15 @@ async def test_a_killed_sidecar_cuts_what_is_in_flight_and_loses_no_operation(re
             assert await serving.end(signal.SIGTERM) == 0
 
 
-def assert_unavailable(status: int, body: bytes) -> None:
+FORGED = {"x-envoy-ext-operation": "op_of_mine"}
+
+
+def assert_unavailable(status: int, body: bytes) -> str | None:
+    """And the operation's id that is told; None where none is."""
     error = json.loads(body)["error"]
     assert (status, error["code"], error["partial_output"]) == (503, "upstream_unavailable", False)
+    told: str | None = error["operation_id"]
+    return told
 
 
 def assert_ended_by_the_restart(operation: dict[str, Any], *, first_delta: bool) -> None:
