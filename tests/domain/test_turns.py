@@ -155,8 +155,8 @@ def test_whatever_the_conversation_is_what_the_rule_protects_stays(
 
 
 def test_a_conversation_of_very_many_short_messages_is_cut_in_one_go() -> None:
-    """Its length does not square: forty thousand turns, of which a third have a call that reaches far."""
-    items = [one for n in range(40_000) for one in (user("x"), calls(f"{n}"), result(f"{n}"))]
+    """Its length does not square: eight thousand turns, each with a call of its own."""
+    items = [one for n in range(8_000) for one in (user("x"), calls(f"{n}"), result(f"{n}"))]
     shorter = shorten(items, max_prompt_tokens=50)
     assert shorter is not None
     assert len(shorter) < 100

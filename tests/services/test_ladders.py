@@ -285,3 +285,43 @@ def test_an_operation_with_side_effects_goes_as_it_is_or_not_at_all(
             assert (reply.pool, reply.changed_body) == (POOL, None)
     assert all((one.pool, one.degraded) == (POOL, ()) for one in operations)
     assert not any(isinstance(note, step.RequestDegraded) for note in sidecar.watcher.notes)
+
+
+PLACES = ["local", "site", "external:p"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rungs=st.lists(st.sampled_from([TO_SMALL, TO_FAR, SHORTER]), min_size=1, max_size=3, unique=True),
+    places=st.fixed_dictionaries({"small": st.sampled_from(PLACES), "far": st.sampled_from(PLACES)}),
+    named=st.frozensets(st.sampled_from(PLACES)),
+    length=st.sampled_from([0, 1]),
+    replicas=st.sampled_from([(), ("a",)]),
+    data_class=st.sampled_from([None, "public"]),
+)
+def test_no_rung_leads_outside_the_boundaries_of_the_data(
+    rungs: list[Rung],
+    places: dict[str, str],
+    named: frozenset[str],
+    length: int,
+    replicas: tuple[str, ...],
+    data_class: str | None,
+) -> None:
+    """Whatever the ladders, the pools and the classes are, for requests on arrival and behind a wait."""
+    allowed = frozenset({"local"}) | (named if data_class == "public" else frozenset())
+
+    async def play() -> list[step.ForwardRequest]:
+        public = DataClass("public", named | {"local"})
+        sidecar = build(*rungs, length=length, replicas=replicas, others=places, data_classes=(public,))
+        if replicas:
+            await fill(sidecar)
+        clients = [await send(sidecar, f"req-{n}", data_class=data_class) for n in range(4)]
+        await asyncio.sleep(0.06 if length else 0)  # whoever waits has waited in vain
+        await sidecar.settle()
+        await leave(sidecar, *(one for _, one in clients))
+        replies = [reply for client, _ in clients for reply in client.replies]
+        return [reply for reply in replies if isinstance(reply, step.ForwardRequest)]
+
+    known = {str(POOL): "local", **places}
+    for forward in asyncio.run(play()):
+        assert known[forward.pool] in allowed
