@@ -101,6 +101,8 @@ def read_code(fault: Exception) -> str | None:
     if not isinstance(fault, exceptions.ResponseError):
         return None
     text = str(fault)
+    if "unauthenticated" in text:  # of a request that is too long for somebody who is not logged in
+        return "NOAUTH"
     found = _CODE.search(text)
     if found is not None:
         return found[1]

@@ -118,10 +118,11 @@ class Lane:
                     await self._build_retry().call_with_retry(
                         partial(self._try, round_), self._mend, is_retryable=self._may_pass
                     )
+            except TimeoutError as over:
+                self._fail_all(round_, self._fault or over)
             except Exception as fault:
                 # Anything: this is the only task that serves the lane, and callers wait for its word.
-                for call in round_.left:
-                    self._fail(call, self._fault or fault)
+                self._fail_all(round_, fault)
             self._fault = None
 
     def _build_retry(self) -> Retry:
@@ -193,6 +194,8 @@ class Lane:
         if self._replicas is not None:
             confirmed = answers.pop()
             if isinstance(confirmed, Exception):
+                if "replica" in str(confirmed):  # so says one that became a replica
+                    confirmed = exceptions.ReadOnlyError(str(confirmed))
                 answers = [one if isinstance(one, Exception) else confirmed for one in answers]
             elif confirmed < self._replicas.count:
                 answers = [
@@ -200,6 +203,10 @@ class Lane:
                     for one in answers
                 ]
         return answers
+
+    def _fail_all(self, round_: "_Round", fault: Exception) -> None:
+        for call in round_.left:
+            self._fail(call, fault)
 
     def _fail(self, call: _Call, fault: Exception) -> None:
         self._end(call)

@@ -3,6 +3,7 @@
 It is one server, or the master that Sentinels name, or the node of a Cluster that has the slot.
 """
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
@@ -233,20 +234,23 @@ class _ClusterWay:
             **options,
         )
         self._client: Redis | None = None
+        self._finding = asyncio.Lock()
 
     async def find(self) -> Redis:
-        if self._client is None:
-            await self._cluster.initialize()
-            try:
-                node = self._cluster.get_node_from_key(self._key)
-            except SlotNotCoveredError as error:
-                raise RedisConnectionError("no node of the cluster has the slot of the journal") from error
-            if node is None:
-                raise RedisClusterException("no node of the cluster has the slot of the journal")
-            self._client = Redis(
-                host=node.host, port=int(node.port), max_connections=CONNECTIONS, **self._options
-            )
-        return self._client
+        async with self._finding:
+            if self._client is None:
+                self._client = await self._find_node()
+            return self._client
+
+    async def _find_node(self) -> Redis:
+        await self._cluster.initialize()
+        try:
+            node = self._cluster.get_node_from_key(self._key)
+        except SlotNotCoveredError as error:
+            raise RedisConnectionError("no node of the cluster has the slot of the journal") from error
+        if node is None:
+            raise RedisClusterException("no node of the cluster has the slot of the journal")
+        return Redis(host=node.host, port=int(node.port), max_connections=CONNECTIONS, **self._options)
 
     async def mend(self) -> None:
         client, self._client = self._client, None

@@ -12,7 +12,7 @@ import pytest
 from envoy_ext.adapters.journal_redis import RedisJournal
 from envoy_ext.adapters.journal_redis_lane import Replicas
 from envoy_ext.adapters.journal_redis_server import ServerFacts, derive_guarantees, list_doubts
-from envoy_ext.adapters.journal_redis_way import RedisPlace
+from envoy_ext.adapters.journal_redis_way import RedisPlace, build_way
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, SeatId
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -134,6 +134,17 @@ async def test_a_write_that_no_replica_confirms_does_not_count_and_may_be_repeat
                 await asyncio.sleep(0.05)
     with pair.replica.ask() as asked:
         assert asked.exists("{envoy-ext}:records:op_2")
+    await journal.close()
+
+
+async def test_a_repeat_at_a_server_that_became_a_replica_is_not_taken_for_done(pair: Pair) -> None:
+    journal = await RedisJournal.open(at(pair.master), replicas=ONE, call_s=0.3)
+    seat = await journal.take_seat("gw")
+    await journal.begin(begun("op_1"), seat)
+    with pair.master.ask() as asked:
+        asked.replicaof("127.0.0.1", "1")
+    with pytest.raises(JournalUnavailable, match="READONLY: it is a replica"):
+        await journal.begin(begun("op_1"), seat)  # it is there, so that nothing is written
     await journal.close()
 
 
@@ -346,6 +357,15 @@ async def test_a_node_of_a_cluster_that_dies_takes_nothing_with_it_that_its_repl
     await end(loads)
     assert await load.list_lost() == set()
     await journal.close()
+
+
+async def test_whoever_asks_at_once_is_shown_one_way(cluster: Cluster) -> None:
+    way = build_way(cluster.place, "{envoy-ext}:journal")
+    for _ in range(2):
+        found = await asyncio.gather(*(way.find() for _ in range(8)))
+        assert len({id(one) for one in found}) == 1
+        await way.mend()
+    await way.close()
 
 
 async def test_the_documented_rights_at_a_cluster_are_enough(cluster: Cluster) -> None:

@@ -277,6 +277,20 @@ async def test_a_server_that_is_killed_under_load_has_all_that_it_acknowledged(
     await journal.append([ended("op_0_0")], FIRST_TOKEN)
 
 
+async def test_the_last_word_of_a_server_is_what_is_told(server: RedisServer, journal: RedisJournal) -> None:
+    seat = await journal.take_seat("gw")
+    server.kill()
+    with (server.directory / "redis.conf").open("a") as file:
+        file.write("requirepass another-pa55\n")
+    call = asyncio.create_task(journal.begin(begun(), seat))
+    async with asyncio.timeout(10):
+        while journal._writes._fault is None:
+            await asyncio.sleep(0)
+    server.start(wait=False)
+    with pytest.raises(JournalUnavailable, match="NOAUTH: it asks for a password"):
+        await call
+
+
 async def test_a_server_that_has_forgotten_everything_gives_no_seat_twice(
     redis: RedisServer, prefix: str
 ) -> None:
