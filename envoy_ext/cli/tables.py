@@ -57,6 +57,7 @@ def build_operation_text(operation: Json) -> Text:
         ("model", show(operation.get("model"))),
         ("model revision", show(operation.get("model_revision"))),
         ("stream", show(operation.get("stream"))),
+        *_list_degraded(operation),
         ("first delta sent", show(operation.get("first_delta_sent"))),
         ("delivered deltas", show_count(operation.get("delivered_deltas"))),
         ("delivered tokens", show_count(operation.get("delivered_output_tokens"))),
@@ -77,6 +78,12 @@ def build_operation_text(operation: Json) -> Text:
     if calls:
         text.append("\n\n").append_text(_build_calls(calls))
     return text
+
+
+def _list_degraded(operation: Json) -> tuple[tuple[str, str], ...]:
+    """What was given up of it, where something was."""
+    rungs = operation.get("degraded")
+    return (("degraded", ", ".join(map(str, rungs))),) if isinstance(rungs, list) and rungs else ()
 
 
 def _build_attempts(attempts: Sequence[Json], open_outcome: str) -> Text:

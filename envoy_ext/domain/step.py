@@ -373,6 +373,14 @@ class RequestDegraded:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOffFailed:
+    """Nobody has taken a request that was to be handed to a person."""
+
+    operation_id: OperationId
+    pool: PoolName
+
+
+@dataclass(frozen=True, slots=True)
 class BoundaryHeld:
     """A request was not let go to a pool, because the class of its data may not go there."""
 
@@ -454,6 +462,7 @@ Note = (
     | StoreBack
     | RequestRefused
     | RequestDegraded
+    | HandOffFailed
     | BoundaryHeld
     | AnswerReplayed
     | SlotGiven

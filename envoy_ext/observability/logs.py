@@ -94,6 +94,10 @@ class LoggingObserver:
                 pass  # counted only: one line for each exchange is enough
             case step.FenceAwaited() | step.FenceReached() | step.LedgerAwaited():
                 pass  # counted only; the replay's line follows
+            case step.HandOffFailed():
+                self._log_event(
+                    logging.WARNING, "hand_off_failed", operation_id=note.operation_id, pool=note.pool
+                )
             case step.BoundaryHeld():
                 self._log_event(
                     logging.WARNING,

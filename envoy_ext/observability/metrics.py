@@ -110,6 +110,12 @@ class Metrics:
             "Repeats that wait for the end of the operation they repeat; Envoy keeps the body of each.",
             registry=registry,
         )
+        self.hand_offs_failed = Counter(
+            "envoy_ext_hand_offs_failed_total",
+            "Requests that were to be handed to a person, and that nobody took.",
+            ["pool"],
+            registry=registry,
+        )
         self.degraded = Counter(
             "envoy_ext_degraded_total",
             "Requests that went on or were answered with less than they asked for, by what was given up.",
@@ -252,6 +258,7 @@ class Metrics:
             self.queue_depth.labels(pool)
             for code in ("queue_full", "queue_deadline_exceeded", "no_ready_replica", FORBIDDEN):
                 self.shed.labels(pool, code)
+            self.hand_offs_failed.labels(pool)
             for rung in RungName:
                 if rung is not RungName.REFUSE:
                     self.degraded.labels(pool, rung)
@@ -383,6 +390,8 @@ class MetricsObserver:
                 metrics.journal_up.set(1)
             case step.RequestRefused():
                 metrics.note_refusal(note.pool or "", note.code)
+            case step.HandOffFailed():
+                metrics.hand_offs_failed.labels(note.pool).inc()
             case step.RequestDegraded():
                 for rung in note.rungs:
                     metrics.degraded.labels(note.pool, rung).inc()

@@ -249,6 +249,8 @@ class Ladders:
             body_sha256=request.body_sha256,
             code=code,
         )
-        if self._hand_offs is None:
-            return False
-        return await self._hand_offs.hand_over(way.webhook, handed, way.timeout_s)
+        hand_offs = self._hand_offs
+        if hand_offs is not None and await hand_offs.hand_over(way.webhook, handed, way.timeout_s):
+            return True
+        self._observer.note(step.HandOffFailed(opening.operation_id, opening.admitted.pool))
+        return False

@@ -10,7 +10,7 @@ from envoy_ext.adapters.operation_codec import build_operator_json
 from envoy_ext.cli.columns import print_text
 from envoy_ext.cli.tables import build_operation_text, build_operations_text
 from envoy_ext.domain.operation import build_operation
-from envoy_ext.domain.outcomes import AttemptOutcome, OperationState, Phase
+from envoy_ext.domain.outcomes import AttemptOutcome, OperationState, Phase, RungName
 from envoy_ext.domain.records import Record
 from envoy_ext.domain.tool_calls import CallState
 from tests.support.records import (
@@ -167,3 +167,10 @@ def test_an_operation_shows_the_calls_of_its_tools_and_which_one_stood_in_its_wa
     assert lines[-2].split() == ["CALL", "TOOL", "NO", "STATE", "STATUS", "ATTEMPTS", "BEGUN", "ENDED"]
     assert lines[-1].split()[:4] == [call.call_id, "mail", "1", "unknown"]
     assert "att_1 att_2" in lines[-1]
+
+
+def test_what_was_given_up_of_an_operation_is_shown_where_something_was() -> None:
+    plain = show(build_operation_text(as_json([begun()])))
+    assert "degraded" not in plain
+    stepped = show(build_operation_text(as_json([begun(degraded=(RungName.SHORTEN_CONTEXT, RungName.POOL))])))
+    assert "degraded           shorten_context, pool" in stepped

@@ -83,6 +83,7 @@ def test_every_kind_of_note_is_either_logged_or_left_to_the_metrics(
         "ReplayStarted": ["replay_started"],
         "ReplayRefused": ["replay_refused"],
         "BoundaryHeld": ["data_class_forbidden"],
+        "HandOffFailed": ["hand_off_failed"],
         "AnswerReplayed": ["answer_replayed"],
         "StoreLost": ["store_lost"],
         "StoreBack": ["store_back"],

@@ -33,6 +33,7 @@ LABELS = {
     "envoy_ext_engine_aborts_total": {"pool", "result"},
     "envoy_ext_shed_total": {"pool", "code"},
     "envoy_ext_degraded_total": {"pool", "rung"},
+    "envoy_ext_hand_offs_failed_total": {"pool"},
     "envoy_ext_answers_replayed_total": {"pool"},
     "envoy_ext_queue_depth": {"pool"},
     "envoy_ext_repeats_waiting": set(),

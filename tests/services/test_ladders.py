@@ -197,7 +197,9 @@ async def test_where_nobody_takes_it_the_next_rung_holds() -> None:
     sidecar = build(PERSON, TEXT, hand_offs=Person(takes=False))
     await fill(sidecar)
     client, _ = await send(sidecar, "req-1")
-    assert (await sidecar.operation("req-1")).degraded == (RungName.TEMPLATE,)
+    operation = await sidecar.operation("req-1")
+    assert operation.degraded == (RungName.TEMPLATE,)
+    assert step.HandOffFailed(operation.operation_id, POOL) in sidecar.watcher.notes
     nobody = build(PERSON, hand_offs=Person(takes=False))
     await fill(nobody)
     client, _ = await send(nobody, "req-1")

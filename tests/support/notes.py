@@ -54,6 +54,7 @@ SAMPLES: dict[type, step.Note] = {
     step.StoreLost: step.StoreLost("the disk is full"),
     step.StoreBack: step.StoreBack(12.5),
     step.RequestRefused: step.RequestRefused(CHAT, "draining"),
+    step.HandOffFailed: step.HandOffFailed(OperationId("op_1"), CHAT),
     step.BoundaryHeld: step.BoundaryHeld(CHAT, "req-1", OperationId("op_1"), "default"),
     step.AnswerReplayed: step.AnswerReplayed(CHAT, OperationId("op_1"), "req-2"),
     step.RequestDegraded: step.RequestDegraded(CHAT, (RungName.SHORTEN_GENERATION, RungName.POOL)),
