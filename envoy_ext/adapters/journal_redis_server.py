@@ -26,6 +26,9 @@ class ServerFacts:
     """`maxmemory-policy`."""
     replicas: int | None = None
     """Connected to it now."""
+    pauses_fsync: str | None = None
+    """`no-appendfsync-on-rewrite`: with `yes` there is no fsync while a child of the server writes, also with
+    `appendfsync always`."""
 
 
 async def read_facts(client: Redis) -> ServerFacts:
@@ -40,6 +43,7 @@ async def read_facts(client: Redis) -> ServerFacts:
         eviction=_read_text(memory.get("maxmemory_policy"))
         or await _read_setting(client, "maxmemory-policy"),
         replicas=replicas if isinstance(replicas, int) else None,
+        pauses_fsync=await _read_setting(client, "no-appendfsync-on-rewrite"),
     )
 
 
@@ -72,7 +76,7 @@ def derive_guarantees(facts: ServerFacts, wait_replicas: int) -> frozenset[str]:
     a server that knows of more than are waited for could be followed by one that has not.
     """
     kept = {PROCESS_DEATH}
-    if facts.append_only and facts.appendfsync == "always":
+    if facts.append_only and facts.appendfsync == "always" and facts.pauses_fsync == "no":
         kept.add(POWER_LOSS)
     if wait_replicas >= 1 and (facts.replicas is None or facts.replicas <= wait_replicas):
         kept.add(STORE_FAILOVER)
@@ -99,6 +103,11 @@ def list_doubts(facts: ServerFacts, wait_replicas: int) -> tuple[str, ...]:
         )
     if facts.append_only is None or (facts.append_only and facts.appendfsync is None):
         doubts.append("the server does not tell how it writes to its disk: power_loss is not promised")
+    if facts.append_only and facts.appendfsync == "always" and facts.pauses_fsync == "yes":
+        doubts.append(
+            "the server makes no fsync while it rewrites its files (no-appendfsync-on-rewrite yes): "
+            "power_loss is not promised"
+        )
     if wait_replicas and facts.replicas is not None and facts.replicas > wait_replicas:
         doubts.append(
             f"the server has {facts.replicas} replicas and {wait_replicas} are waited for: one without the "

@@ -115,6 +115,12 @@ async def test_a_server_that_may_not_be_asked_promises_little_and_leaves_a_doubt
     assert journal.guarantees == {"process_death", "power_loss"}
     assert journal.doubts == ()
     await journal.close()
+    with server.ask() as asked:
+        asked.config_set("no-appendfsync-on-rewrite", "yes")
+    journal = await RedisJournal.open(at(server))
+    assert journal.guarantees == {"process_death"}
+    assert ["no fsync while it rewrites" in doubt for doubt in journal.doubts] == [True]
+    await journal.close()
     allow(server, [right for right in RIGHTS if right not in ("+info", "+config|get")])
     journal = await RedisJournal.open(at(server))
     assert journal.guarantees == {"process_death"}
