@@ -1,7 +1,8 @@
 """The tool filter's session: one call of a tool, from the engine's request to the tool's last byte.
 
 The answer's headers and chunks are kept until the whole of it is recorded, or until it is too large for
-that: then it passes chunk by chunk, and its last one waits for the record.
+that: then it passes chunk by chunk, and its last one waits for the record. What is no call of the ledger's
+passes here too: in full duplex a chunk that Envoy has sent is lost with a stream that is closed on it.
 """
 
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class ToolSession:
         if kind == "request_headers":
             self._receive_request_headers(message)
         elif kind == "request_body":
-            self._arrive(message.request_body.body)
+            self._receive_request_body(message.request_body.body)
         elif kind == "response_headers":
             self._receive_response_headers(message)
         elif kind == "response_body":
@@ -95,6 +96,12 @@ class ToolSession:
             self._body_expected = True
             self._outbox.send(codec.build_request_headers_reply((), ()))
 
+    def _receive_request_body(self, body: bytes) -> None:
+        if self._body_expected:
+            self._arrive(body)
+        else:  # of a request that its headers have decided about
+            self._outbox.send(codec.build_request_body_reply((), ()))
+
     @property
     def _names_anything(self) -> bool:
         """Whether a call says whom it is made for; else its body decides nothing, and is not waited for."""
@@ -123,18 +130,20 @@ class ToolSession:
         self._live = self._tools.arrive(request, self)
 
     def _receive_response_headers(self, message: Any) -> None:
-        if self._live is None:  # Envoy's own word on a request that did not get here
+        response = message.response_headers
+        headers = h.read_headers(response.headers)
+        self._false_marks = tuple(h.list_hostile(headers))
+        if self._live is None:  # not watched; or Envoy's own word on a request that did not get here
             self._pass_headers()
+            if response.end_of_stream:
+                self._finish()
             return
         self._outbox.send(codec.build_patience(_HOLD_S))
         details = codec.read_upstream(message)
         if details.local_reply:
             self._live.note_unanswered(sent=read_cause(details.details) not in NEVER_SENT)
             return
-        response = message.response_headers
-        headers = h.read_headers(response.headers)
         self._status = int(headers.get(":status", "0"))
-        self._false_marks = tuple(h.list_hostile(headers))
         self._kept_headers = read_kept_headers(response.headers)
         if response.end_of_stream:
             self._headers_only = True
@@ -180,11 +189,9 @@ class ToolSession:
     # --- to Envoy -----------------------------------------------------------------------------
 
     def pass_on(self) -> None:
-        """Let it go, and leave the stream: nothing of it concerns the ledger."""
-        if self._done:
-            return
-        self._send_request((), list_private(self._headers))
-        self._finish()
+        """Let it go: nothing of it concerns the ledger."""
+        if not self._done:
+            self._send_request((), list_private(self._headers))
 
     def let_out(self, key: str) -> None:
         """Let the call go to its tool. The answer is to be read and kept, so it must not be compressed."""

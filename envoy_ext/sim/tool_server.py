@@ -25,7 +25,8 @@ class Behaviour:
     delay_s: float = 0.0
     fault: str = ""
     """`cut`: it acts, and closes the connection; `cut_mid_body`: in the middle of its answer; `hold`: it
-    acts, and answers when `release` is called, or never."""
+    acts, and answers when `release` is called, or never; `listen`: it sends an event, and ends the stream
+    when `release` is called."""
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -134,6 +135,8 @@ class SimTool:
         self, request: web.Request, execution: Execution, behaviour: Behaviour
     ) -> web.StreamResponse:
         data = json.dumps(_build_answer(execution, behaviour.size)).encode()
+        if behaviour.fault == "listen":
+            return await self._send_event(request)
         headers = {"content-type": "application/json", **behaviour.headers}
         if behaviour.fault != "cut_mid_body":
             return web.Response(status=behaviour.status, body=data, headers=headers)
@@ -142,6 +145,13 @@ class SimTool:
         await response.prepare(request)
         await response.write(data[: len(data) // 2])
         return _cut(request)
+
+    async def _send_event(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        await self._released.wait()
+        return response
 
     async def _get_executions(self, _request: web.Request) -> web.Response:
         return web.json_response({"executions": [asdict(one) for one in self.executions]})

@@ -73,18 +73,21 @@ class Envoy:
         await self.background.wait()
         return self.box.take()
 
-    async def request(self, headers: dict[str, str] = NAMED, body: bytes | None = b"{}") -> list[Any]:
-        """The request, whole; all that comes of it but the word that its headers may go on."""
+    async def request_headers(self, headers: dict[str, str], *, end: bool = False) -> list[Any]:
         message = ProcessingRequest()
-        fill(message.request_headers, {":method": "POST", ":path": "/mail", **JSON, **headers}, body is None)
+        fill(message.request_headers, {":method": "POST", ":path": "/mail", **JSON, **headers}, end)
         attributes = message.attributes["envoy.filters.http.ext_proc"].fields
         attributes[names.ROUTE_ATTRIBUTE].string_value = "mail"
-        sent = await self.tell(message)
-        if body is None or self.box.end is not None or not sent or not sent[0].HasField("request_headers"):
+        return await self.tell(message)
+
+    async def request(self, headers: dict[str, str] = NAMED, body: bytes = b"{}") -> list[Any]:
+        """The request, whole; all that comes of it but the word that its headers may go on."""
+        sent = await self.request_headers(headers)
+        if self.box.end is not None:
             return sent
-        whole = ProcessingRequest()
-        whole.request_body.body, whole.request_body.end_of_stream = body, True
-        return await self.tell(whole)
+        message = ProcessingRequest()
+        message.request_body.body, message.request_body.end_of_stream = body, True
+        return await self.tell(message)
 
     async def answer(
         self, headers: dict[str, str] | None = None, *, end: bool = False, details: str = "via_upstream"
@@ -251,12 +254,23 @@ async def test_a_stream_that_ends_early_is_a_call_of_unknown_outcome() -> None:
     assert envoy.box.sent == []
 
 
-async def test_a_call_that_names_nobody_passes_without_its_body_and_the_sidecar_leaves() -> None:
+async def test_a_call_that_names_nobody_passes_without_a_wait_for_its_body_or_its_end() -> None:
     envoy = Envoy()
     given = {"x-envoy-retry-on": "5xx", "accept-encoding": "gzip", "idempotency-key": ""}
-    (reply,) = await envoy.request(given)
+    (reply,) = await envoy.request_headers(given)
     assert reply.HasField("request_headers")
     assert read_mutation(reply) == ({}, ["x-envoy-retry-on"])
+    whole = ProcessingRequest()
+    whole.request_body.body, whole.request_body.end_of_stream = b"{}", True
+    (reply,) = await envoy.tell(whole)
+    assert read_mutation(reply) == ({}, [])
+    (headers,) = await envoy.answer({**JSON, names.TOOL_REPLAYED: "true"})
+    assert list(headers.response_headers.response.header_mutation.remove_headers) == [names.TOOL_REPLAYED]
+    (chunk,) = await envoy.chunk(b"x" * (LIMIT + 1))
+    assert read_chunk(chunk) == (b"x" * (LIMIT + 1), False)
+    assert envoy.box.end is None, "a chunk that is under way would be lost"
+    (chunk,) = await envoy.chunk(b"", end=True)
+    assert read_chunk(chunk) == (b"", True)
     assert envoy.box.end == "finished"
 
 

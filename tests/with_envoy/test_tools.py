@@ -14,7 +14,7 @@ import trustme
 from envoy_ext.domain import names
 from envoy_ext.sim.tool_calls import ToolResult
 from envoy_ext.sim.tool_server import Behaviour, SimTool
-from tests.with_envoy.asking import Reply, ask, mint_request_id
+from tests.with_envoy.asking import Reply, ask, asking, mint_request_id
 from tests.with_envoy.gateway import Gateway, run_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -345,3 +345,21 @@ async def test_a_tool_over_https_must_be_who_it_is_called(gateway: Gateway, vaul
     assert SNI == [NAME, "x.test"]
     calls = (await show(gateway, reply))["tool_calls"]
     assert [(made["tool"], made["state"]) for made in calls] == [("vault", "recorded"), ("false", "not_sent")]
+
+
+async def test_a_stream_that_is_listened_to_passes_while_it_is_open(gateway: Gateway, tool: SimTool) -> None:
+    """As the one that an MCP client opens beside its calls: held to its end, nobody would hear anything."""
+    tool.behaviour = Behaviour(fault="listen")
+    request_id = mint_request_id()
+    async with asking(gateway, fault="hang_after=1", request_id=request_id) as answer:
+        await answer.content.readany()
+        (record,) = gateway.find_requests(request_id)
+        told = {name: record.own_headers[name] for name in (names.OPERATION, names.ATTEMPT)}
+        listening = {**told, "accept": "text/event-stream"}
+        async with gateway.http.get(f"{gateway.stack.tools_url}/mail/events", headers=listening) as stream:
+            assert await stream.content.readuntil(b"\n\n") == b"data: 1\n\n"
+            tool.release()
+            assert await stream.content.read() == b""
+        async with gateway.http.get(f"{gateway.stack.tools_url}/mail/once", headers=told) as plain:
+            assert (plain.status, await plain.read()) == (200, b"data: 1\n\n"), "a call, and read to its end"
+    assert [execution.key is None for execution in tool.executions] == [True, False]
