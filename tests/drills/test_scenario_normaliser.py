@@ -91,6 +91,12 @@ def test_what_is_no_id_and_no_moment_stays(value: Any) -> None:
     ] == kept
 
 
+def test_each_kind_of_name_is_numbered_by_itself() -> None:
+    ids = ["att_0000000A", "op_0000000A", "att_0000000B", "right", "chatcmpl-right-7", "att_0000000A", "left"]
+    assert norm(ids) == ["att 1", "op 1", "att 2", "replica 1", "chatcmpl 1", "att 1", "replica 2"]
+    assert norm("ask op_0000000A of 00000000-0000-4000-8000-000000000000") == "ask op 1 of request 1"
+
+
 def test_only_whether_there_is_a_moment_stays() -> None:
     assert norm({"ended_at": "2026-01-01", "created": 7, "time": None}) == {
         "ended_at": "by chance",
@@ -140,6 +146,17 @@ def test_the_same_run_elsewhere_has_the_same_form(build: Any) -> None:
     _, evidence = build()
     assert swap(evidence) != evidence
     assert normalise(swap(evidence)) == normalise(evidence)
+
+
+def test_when_to_come_back_is_chance_and_other_headers_are_not() -> None:
+    _, evidence = build_refused()
+
+    def told(name: str, value: str) -> dict[str, Any]:
+        headers = {**evidence.client.headers, name: value}
+        return normalise(replace(evidence, client=replace(evidence.client, headers=headers)))
+
+    assert told("retry-after", "1") == told("retry-after", "3")
+    assert told("x-attempt-count", "1") != told("x-attempt-count", "2")
 
 
 def test_half_an_event_counts_as_half_an_event_however_long_it_is() -> None:
