@@ -143,15 +143,28 @@ class SqliteJournalReader(_Reads):
         return cls(real, await asyncio.to_thread(connect_for_reading, real))
 
     # A file of an earlier release has no tables for these, and nobody but its next owner may make them.
+    # Once they are there, they stay.
+    _found_ledger = False
+
+    async def _has_ledger(self) -> bool:
+        if not self._found_ledger:
+            self._found_ledger = await self._read(ledger.is_there)
+        return self._found_ledger
 
     async def read_answer(self, operation_id: OperationId) -> KeptAnswer | None:
-        return await super().read_answer(operation_id) if await self._read(ledger.is_there) else None
+        return await super().read_answer(operation_id) if await self._has_ledger() else None
 
     async def read_calls(self, ledger_id: OperationId) -> tuple[ToolCall, ...]:
-        return await super().read_calls(ledger_id) if await self._read(ledger.is_there) else ()
+        return await super().read_calls(ledger_id) if await self._has_ledger() else ()
+
+    async def read_calls_of(self, ledger_ids: Sequence[OperationId]) -> list[tuple[ToolCall, ...]]:
+        """Those of each ledger, by one look: for whoever reads a whole journal."""
+        if not await self._has_ledger():
+            return [()] * len(ledger_ids)
+        return await self._read(lambda connection: [ledger.read_calls(connection, one) for one in ledger_ids])
 
     async def read_result(self, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
-        there = await self._read(ledger.is_there)
+        there = await self._has_ledger()
         return await super().read_result(ledger_id, call_id) if there else None
 
 

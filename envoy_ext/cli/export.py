@@ -24,9 +24,10 @@ async def read_file(path: Path, since: float, state: str | None) -> AsyncGenerat
     try:
         at, after = since, NO_OPERATION
         while page := await reader.list_since(at, EXPORT_PAGE, after):
-            for operation in page:
-                if state is None or operation.state == state:
-                    yield build_operator_json(operation, await reader.read_calls(operation.ledger_id))
+            chosen = [one for one in page if state is None or one.state == state]
+            calls = await reader.read_calls_of([one.ledger_id for one in chosen])
+            for operation, its_calls in zip(chosen, calls, strict=True):
+                yield build_operator_json(operation, its_calls)
             at, after = page[-1].created_at, page[-1].operation_id
     finally:
         await reader.close()

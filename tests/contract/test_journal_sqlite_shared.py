@@ -131,6 +131,7 @@ async def test_an_old_file_is_read_as_it_is(path: Path) -> None:
     assert [one.operation_id for one in await reader.list_recent(5)] == ["op_2", "op_1"]
     assert await reader.read_answer(OperationId("op_1")) is None
     assert await reader.read_calls(OperationId("op_1")) == ()
+    assert await reader.read_calls_of([OperationId("op_1"), OperationId("op_2")]) == [(), ()]
     assert await reader.read_result(OperationId("op_1"), CallId("call_1")) is None
     await reader.close()
     assert read_version(path) == 1
@@ -156,6 +157,7 @@ async def test_a_file_of_each_release_before_keeps_answers_and_calls_from_here_o
         answer = KeptAnswer(200, (), b"{}")
         await journal.append([ended("op_3")], FIRST_TOKEN, answer)
         assert await reader.read_calls(OperationId("op_3")) == (claim.call,)
+        assert await reader.read_calls_of([OperationId("op_1"), OperationId("op_3")]) == [(), (claim.call,)]
         assert await reader.read_answer(OperationId("op_3")) == answer
         await reader.close()
         await journal.close()
