@@ -146,14 +146,19 @@ async def test_check_says_what_the_server_makes_of_it_and_writes_nothing_there(
     server: RedisServer, short_dir: Path
 ) -> None:
     config = write_config(short_dir, server, ", wait_replicas: 1")
-    _, output, _ = await run_command("check", "-c", str(config))
-    assert f"redis at {server.url}, survives: power_loss, process_death, store_failover\n" in output
-    assert "the server has 0 replicas and 1 are waited for: no write counts until it has them\n" in output
+    said = await describe_journal(load_config(config).journal)
+    assert said == [
+        f"the journal, redis at {server.url}, survives: power_loss, process_death, store_failover",
+        "the server has 0 replicas and 1 are waited for: no write counts until it has them",
+    ]
     with server.ask() as asked:
         asked.auth(SECRET)
         assert asked.dbsize() == 0
     server.kill()
-    status, output, errors = await run_command("check", "-c", str(config))
+    envoy = short_dir / "envoy"
+    envoy.write_text("#!/bin/sh\n")  # one that accepts every rendering
+    envoy.chmod(0o755)
+    status, output, errors = await run_command("check", "-c", str(config), "--envoy", str(envoy))
     assert "the journal was not looked at: " in output
     assert "Connection refused" in output
     assert status == 0

@@ -136,7 +136,7 @@ def some_calls(*kinds: str) -> st.SearchStrategy[list[Call]]:
 def test_all_stores_answer_alike(redis: RedisServer, kinds: tuple[str, ...]) -> None:
     place = RedisPlace(nodes=(("127.0.0.1", redis.port),))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(some_calls(*kinds))
     def answer_alike(called: list[Call]) -> None:
         with tempfile.TemporaryDirectory() as directory:

@@ -56,7 +56,8 @@ class RedisServer:
 
     @property
     def log(self) -> str:
-        return (self.directory / "log").read_text(errors="replace")
+        file = self.directory / "log"
+        return file.read_text(errors="replace") if file.exists() else ""
 
     def start(self, *, wait: bool = True) -> "RedisServer":
         """Start it and, unless told otherwise, wait until it takes commands."""
@@ -98,7 +99,7 @@ class RedisServer:
 
     def _wait_listening(self) -> None:
         give_up_at = time.monotonic() + STARTED_WITHIN_S
-        while "Ready to accept connections" not in (self.log if (self.directory / "log").exists() else ""):
+        while "Ready to accept connections" not in self.log:
             assert self.process is not None
             assert self.process.poll() is None, f"redis-server has ended: {self.log}"
             assert time.monotonic() < give_up_at, f"redis-server does not serve: {self.log}"
