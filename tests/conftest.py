@@ -1,10 +1,10 @@
 """Read before every other test module: whose asserts explain themselves, and that no example is timed."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("envoy_ext", deadline=None)
+# How long an example takes, to play or to draw, says how busy the machine is.
+settings.register_profile("envoy_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("envoy_ext")
 
 for _helper in ("gateway", "asking", "wire"):

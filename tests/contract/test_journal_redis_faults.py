@@ -220,7 +220,7 @@ async def test_what_happens_between_the_look_and_the_write_of_a_call_is_seen(
 
 
 async def test_a_server_whose_answers_all_get_lost_is_given_up(relay: LosingRelay, prefix: str) -> None:
-    journal = await RedisJournal.open(at(relay.port), prefix, call_s=0.3)
+    journal = await RedisJournal.open(at(relay.port), prefix, call_s=1.0)
     seat = await journal.take_seat("gw")
     relay.lose = 10_000
     with pytest.raises(JournalUnavailable, match=rf"redis://127.0.0.1:{relay.port} cannot be written: "):
@@ -426,7 +426,7 @@ async def test_what_is_forgotten_leaves_no_key_behind(server: RedisServer, journ
 async def test_a_server_that_became_a_replica_is_named_until_it_is_a_master_again(
     server: RedisServer,
 ) -> None:
-    journal = await RedisJournal.open(at(server.port), call_s=0.3)
+    journal = await RedisJournal.open(at(server.port), call_s=1.0)
     await keep(journal, [begun()])
     with server.ask() as asked:
         asked.replicaof("127.0.0.1", "1")

@@ -114,9 +114,9 @@ async def run_apart(resources: str = "static", **sections: Any) -> AsyncIterator
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
         )
         apart = Apart("", config, envoy, engines, http)
-        async with contextlib.AsyncExitStack() as first:
-            if resources == "xds":  # what Envoy serves with comes from a sidecar, and stays without one
-                await first.enter_async_context(apart.sidecar())
+        # What Envoy serves with comes from a sidecar, and stays without one. In either form its endpoints do,
+        # and it would wait 15 s for the first word on them.
+        async with apart.sidecar():
             await envoy.start()
         apart.url = f"http://{await envoy.find_listener('ingress')}"
         yield apart
