@@ -17,7 +17,11 @@ from tests.with_envoy.asking import CHAT, build_body
 pytestmark = pytest.mark.with_envoy
 
 
-def write_config(path: Path, *urls: str, resources: str = "static") -> Path:
+NOBODY = "http://127.0.0.1:9"
+
+
+def write_config(path: Path, *urls: str, resources: str = "static", watch: bool = True) -> Path:
+    """`watch`: a start waits for a replica, and for 10 s when nobody is there."""
     replicas = [{"id": f"r{number}", "url": url} for number, url in enumerate(urls)]
     settings = {
         "ingress": {"address": "127.0.0.1", "port": 0},
@@ -25,7 +29,15 @@ def write_config(path: Path, *urls: str, resources: str = "static") -> Path:
         "envoy": {"admin": {"port": 0}, "resources": resources},
         "journal": {"path": str(path.with_name("journal.db"))},
         "shutdown": {"grace": "300ms"},
-        "pools": [{"name": "chat", "models": ["sim"], "engine": "vllm", "replicas": replicas}],
+        "pools": [
+            {
+                "name": "chat",
+                "models": ["sim"],
+                "engine": "vllm",
+                "replicas": replicas,
+                "readiness": {"watch": watch},
+            }
+        ],
     }
     path.write_text(yaml.safe_dump(settings))
     return path
@@ -36,7 +48,7 @@ both = pytest.mark.parametrize("resources", ["static", "xds"])
 
 @both
 async def test_check_says_that_envoy_accepts_the_rendering(tmp_path: Path, resources: str) -> None:
-    config = write_config(tmp_path / "config.yaml", "http://127.0.0.1:9", resources=resources)
+    config = write_config(tmp_path / "config.yaml", NOBODY, resources=resources)
     status, output, errors = await run_command("check", "-c", str(config))
     assert (status, errors) == (0, "")
     assert output == f"{config}: the configuration is good\n{config}: envoy accepts the rendering\n"
@@ -87,7 +99,7 @@ async def assert_shown(operations_url: str, operation_id: str) -> None:
 
 
 async def test_run_ends_with_a_word_when_envoy_dies(tmp_path: Path) -> None:
-    config = write_config(tmp_path / "config.yaml", "http://127.0.0.1:9")
+    config = write_config(tmp_path / "config.yaml", NOBODY, watch=False)
     async with command("run", "-c", str(config), stderr=asyncio.subprocess.PIPE) as running:
         await running.read_line("clients:")
         (envoy,) = [pid for pid in list_group(running.process.pid) if pid != running.process.pid]
@@ -103,7 +115,7 @@ async def test_run_at_an_address_that_is_not_this_hosts_ends_with_envoys_reason(
     tmp_path: Path, resources: str
 ) -> None:
     """Over xDS Envoy is not ended by it, and has no listener then."""
-    config = write_config(tmp_path / "config.yaml", "http://127.0.0.1:9", resources=resources)
+    config = write_config(tmp_path / "config.yaml", NOBODY, resources=resources, watch=False)
     settings = yaml.safe_load(config.read_text())
     settings["ingress"]["address"] = "203.0.113.9"  # RFC 5737: nobody's
     config.write_text(yaml.safe_dump(settings))
@@ -115,7 +127,7 @@ async def test_run_at_an_address_that_is_not_this_hosts_ends_with_envoys_reason(
 @pytest.mark.parametrize("key", ["ingress", "envoy.admin"])
 async def test_run_does_not_share_a_port_with_another_envoy(tmp_path: Path, key: str) -> None:
     """Two Envoys of one user share a port without a word; each would get some of the clients."""
-    config = write_config(tmp_path / "config.yaml", "http://127.0.0.1:9")
+    config = write_config(tmp_path / "config.yaml", NOBODY)
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         port = taken.getsockname()[1]
         settings = yaml.safe_load(config.read_text())
@@ -128,7 +140,7 @@ async def test_run_does_not_share_a_port_with_another_envoy(tmp_path: Path, key:
 
 
 async def test_run_with_an_envoy_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    config = write_config(tmp_path / "config.yaml", "http://127.0.0.1:9")
+    config = write_config(tmp_path / "config.yaml", NOBODY)
     status, output, errors = await run_command("run", "-c", str(config), "--envoy", "/nowhere/envoy")
     assert (status, output) == (1, "")
     assert errors == "--envoy: /nowhere/envoy is not an executable file\n"
