@@ -14,7 +14,7 @@ from envoy_ext.drills.scenarios.normalise import BY_CHANCE, Normaliser, normalis
 from envoy_ext.drills.scenarios.report import Run
 from envoy_ext.drills.scenarios.runner import Played, find_differences
 from tests.drills.test_scenario_files import SCENARIO
-from tests.support.scenario_evidence import build_interrupted, build_refused, build_replayed
+from tests.support.scenario_evidence import build_attempt, build_interrupted, build_refused, build_replayed
 
 UNEXPECTED = SCENARIO.model_copy(update={"expect": None})
 A_NAME = (
@@ -157,6 +157,15 @@ def test_when_to_come_back_is_chance_and_other_headers_are_not() -> None:
 
     assert told("retry-after", "1") == told("retry-after", "3")
     assert told("x-attempt-count", "1") != told("x-attempt-count", "2")
+
+
+def test_an_attempt_that_reached_no_engine_has_a_place_that_is_chance_too() -> None:
+    _, evidence = build_refused()
+    forms = []
+    for other in ("right", "middle"):
+        attempts = [*evidence.operation["attempts"], build_attempt(2, other, "refused")]
+        forms.append(normalise(replace(evidence, operation={**evidence.operation, "attempts": attempts})))
+    assert forms[0] == forms[1]
 
 
 def test_half_an_event_counts_as_half_an_event_however_long_it_is() -> None:

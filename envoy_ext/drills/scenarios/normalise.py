@@ -62,7 +62,8 @@ class Normaliser:
 def normalise(evidence: Evidence) -> dict[str, Any]:
     """What two runs must have in common."""
     operation, client = evidence.operation, evidence.client
-    normaliser = Normaliser(line.replica for line in evidence.engines)
+    # An attempt that was not let go has a place in the journal, and none in an engine's log.
+    normaliser = Normaliser(one["replica"] for one in operation.get("attempts", ()))
     attempts = operation.get("attempts", [])
     # The journal's list first: its order of attempts and replicas is the one that numbers follow.
     form: dict[str, Any] = {
