@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -23,22 +24,16 @@ NOBODY = "http://127.0.0.1:9"
 def write_config(path: Path, *urls: str, resources: str = "static", watch: bool = True) -> Path:
     """`watch`: a start waits for a replica, and for 10 s when nobody is there."""
     replicas = [{"id": f"r{number}", "url": url} for number, url in enumerate(urls)]
-    settings = {
+    settings: dict[str, Any] = {
         "ingress": {"address": "127.0.0.1", "port": 0},
         "operations": {"port": 0},
         "envoy": {"admin": {"port": 0}, "resources": resources},
         "journal": {"path": str(path.with_name("journal.db"))},
         "shutdown": {"grace": "300ms"},
-        "pools": [
-            {
-                "name": "chat",
-                "models": ["sim"],
-                "engine": "vllm",
-                "replicas": replicas,
-                "readiness": {"watch": watch},
-            }
-        ],
+        "pools": [{"name": "chat", "models": ["sim"], "engine": "vllm", "replicas": replicas}],
     }
+    if not watch:
+        settings["pools"][0]["readiness"] = {"watch": False}
     path.write_text(yaml.safe_dump(settings))
     return path
 
@@ -51,7 +46,12 @@ async def test_check_says_that_envoy_accepts_the_rendering(tmp_path: Path, resou
     config = write_config(tmp_path / "config.yaml", NOBODY, resources=resources)
     status, output, errors = await run_command("check", "-c", str(config))
     assert (status, errors) == (0, "")
-    assert output == f"{config}: the configuration is good\n{config}: envoy accepts the rendering\n"
+    good, survives, accepted = output.splitlines()
+    assert (good, accepted) == (
+        f"{config}: the configuration is good",
+        f"{config}: envoy accepts the rendering",
+    )
+    assert survives.endswith("survives: process_death")
 
 
 @both
