@@ -1,5 +1,6 @@
 """Reading of request and response headers as Envoy sends them, and what a client may not set."""
 
+import json
 from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, Final
@@ -24,6 +25,8 @@ MAX_HEADERS_BYTES: Final = 60 << 10
 """Envoy's defaults for what a client may send. Envoy itself is given room above them (`bootstrap.listeners`):
 its own refusal has no body, and it breaks a request off whose headers ours do not fit beside."""
 
+_CREDENTIALS: Final = ("authorization", "x-api-key", "api-key")
+
 _NOT_KEPT: Final = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer"),
@@ -40,7 +43,7 @@ MAX_DEADLINE_S: Final = 86_400.0
 
 
 def read_headers(header_map: Any) -> dict[str, str]:
-    """Header names to values; the first value of a name that stands twice.
+    """Header names to values; the first value of a name that stands twice, all of a preference or credential.
 
     Envoy fills `raw_value`; `value` is read for other proxies. Bytes that are no UTF-8 are kept as
     surrogates, so that they never equal a known value and never fail.
@@ -52,8 +55,10 @@ def read_headers(header_map: Any) -> dict[str, str]:
         name = header.key.lower()
         if name not in found:
             found[name] = value
-        elif name == PREFER:
-            found[name] += f",{value}"  # each one may hold another preference (RFC 7240, section 2)
+        elif name == PREFER or name in _CREDENTIALS:
+            # Each one may hold another preference (RFC 7240, section 2); and nobody knows which one of two
+            # credentials an engine goes by.
+            found[name] += f",{value}"
     return found
 
 
@@ -96,10 +101,15 @@ def read_request_id(headers: dict[str, str]) -> str | None:
 
 
 def read_caller(headers: dict[str, str]) -> str:
-    """A hash of the credential, to keep one caller's keys and operations from another's; "" without one."""
-    credential = headers.get("authorization") or headers.get("x-api-key") or headers.get("api-key")
-    if not credential:
+    """A hash of the credentials, to keep one caller's keys and operations from another's; "" without one.
+
+    Of all that there are: callers may share one of them, such as that of a proxy between, and have another
+    each.
+    """
+    given = [value for name in _CREDENTIALS if (value := headers.get(name))]
+    if not given:
         return ""
+    credential = given[0] if len(given) == 1 else json.dumps(given)
     return sha256(credential.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 

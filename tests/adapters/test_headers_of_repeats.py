@@ -1,5 +1,7 @@
 """What is read of a repeat's wish, and which headers of an answer are kept for it."""
 
+from hashlib import sha256
+
 import pytest
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 
@@ -38,6 +40,29 @@ def test_the_wish_to_wait_is_read_as_the_rfc_has_it(given: list[str], seconds: f
 def test_of_other_names_that_stand_twice_the_first_counts() -> None:
     twice = header_map(("idempotency-key", "one"), ("idempotency-key", "two"))
     assert h.read_idempotency_key(h.read_headers(twice)) == "one"
+
+
+def read_caller(*headers: tuple[str, str]) -> str:
+    return h.read_caller(h.read_headers(header_map(*headers)))
+
+
+def test_callers_who_share_one_credential_and_differ_in_another_are_two() -> None:
+    shared = ("authorization", "Basic proxy")
+    anna, ben = ("x-api-key", "anna"), ("x-api-key", "ben")
+    callers = [
+        read_caller(*headers)
+        for headers in (
+            *([shared], [anna], [shared, anna], [shared, ben], [anna, ("api-key", "ben")]),
+            *([shared, ("authorization", "Bearer anna")], [shared, ("authorization", "Bearer ben")]),
+        )
+    ]
+    assert len(set(callers)) == len(callers)
+    assert read_caller(anna, shared) == read_caller(shared, anna), "their order says nothing"
+    assert read_caller(("authorization", "")) == read_caller() == ""
+
+
+def test_the_caller_of_one_credential_is_who_it_was_in_journals_of_earlier_releases() -> None:
+    assert read_caller(("authorization", "Bearer k")) == sha256(b"Bearer k").hexdigest()[:32]
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
