@@ -144,6 +144,9 @@ class ToolSession:
             self._live.note_unanswered(sent=read_cause(details.details) not in NEVER_SENT)
             return
         self._status = int(headers.get(":status", "0"))
+        if self._status < 200:  # 101: the tool speaks something else from now on, and no HTTP answer comes
+            self._live.note_unanswered(sent=True)
+            return
         self._kept_headers = read_kept_headers(response.headers)
         if response.end_of_stream:
             self._headers_only = True

@@ -243,6 +243,15 @@ async def test_envoys_own_answer_says_whether_the_call_was_sent() -> None:
         assert reply.immediate_response.status.code == (409 if sent else 503), details
 
 
+async def test_a_tool_that_goes_over_to_another_protocol_has_given_no_answer() -> None:
+    """Envoy would give a recorded 101 again as a 200."""
+    envoy = Envoy()
+    await envoy.request()
+    _patience, reply = await envoy.answer({":status": "101", "upgrade": "x"}, end=True)
+    assert (await envoy.call()).state is CallState.UNKNOWN
+    assert reply.immediate_response.status.code == 409
+
+
 async def test_a_stream_that_ends_early_is_a_call_of_unknown_outcome() -> None:
     envoy = Envoy()
     await envoy.request()
