@@ -11,9 +11,18 @@ from envoy_ext.domain.canonical_json import Number, parse_json, write_as_read
 
 CALL_METHOD: Final = "tools/call"
 
-_PASSIVE: Final = frozenset({"initialize", "ping", "tools/list", "tasks/get", "tasks/list", "tasks/result"})
-_PASSIVE_PREFIXES: Final = ("notifications/", "resources/", "prompts/", "completion/", "logging/")
-"""Methods of the protocol that call no tool. A method that is none of its own may do anything."""
+_PASSIVE: Final = frozenset(
+    {
+        *("initialize", "ping", "tools/list", "tasks/get", "tasks/list", "tasks/result"),
+        *("prompts/list", "prompts/get", "completion/complete", "logging/setLevel"),
+        *("resources/list", "resources/templates/list", "resources/read"),
+        *("resources/subscribe", "resources/unsubscribe"),
+        *("notifications/initialized", "notifications/cancelled", "notifications/progress"),
+        *("notifications/roots/list_changed", "notifications/tasks/status"),
+    }
+)
+"""Methods of the protocol that call no tool, each by its whole name. One that is none of the protocol's own,
+such as another interface's `resources/delete`, may do anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ def is_passive(value: object) -> bool:
     """Whether a message of the protocol calls no tool: another method of its own, or a client's answer."""
     call = read_call(value)
     if call is not None:
-        return call.method in _PASSIVE or call.method.startswith(_PASSIVE_PREFIXES)
+        return call.method in _PASSIVE
     return _is_answer(value)
 
 

@@ -70,7 +70,7 @@ class Unreadable:
 
 def identify_call(tool: ToolPolicy, request: HttpRequest) -> CallIdentity | NoCall | Unreadable:
     """Which call a request makes."""
-    if _only_listens(request):
+    if _only_listens(tool, request):
         return NoCall()
     arguments = _read_arguments(request)
     if json_rpc.is_passive(arguments):
@@ -93,12 +93,16 @@ def identify_call(tool: ToolPolicy, request: HttpRequest) -> CallIdentity | NoCa
     )
 
 
-def _only_listens(request: HttpRequest) -> bool:
-    """A stream that is listened to has no end to wait for; a session's end acts on nothing else."""
+def _only_listens(tool: ToolPolicy, request: HttpRequest) -> bool:
+    """A stream that is listened to has no end to wait for; a session's end acts on nothing else.
+
+    Where a GET acts, whatever it accepts, only one of a session listens.
+    """
     if request.method == "OPTIONS":
         return True
     if request.method == "GET":
-        return "text/event-stream" in request.accept.lower()
+        listens = "text/event-stream" in request.accept.lower()
+        return listens and (tool.get_is_safe or request.mcp_session)
     return request.method == "DELETE" and request.mcp_session
 
 

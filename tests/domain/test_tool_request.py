@@ -149,7 +149,13 @@ def test_what_calls_no_tool_is_not_looked_up(message: object) -> None:
     assert identify_call(MAIL, post(message)) == NoCall()
 
 
-@pytest.mark.parametrize("method", ["eth_sendTransaction", "tasks/cancel", "tools/callx", "Ping"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("eth_sendTransaction", "tasks/cancel", "tools/callx", "Ping", "notifications/send"),
+        *("resources/delete", "prompts/", "completion/buy", "logging/purge"),
+    ],
+)
 def test_a_method_that_is_not_known_to_be_harmless_is_a_call(method: str) -> None:
     identity = identify(post(rpc(method=method)))
     assert identity.fingerprint != identify(post(rpc())).fingerprint
@@ -176,6 +182,17 @@ def test_a_stream_to_listen_to_and_the_end_of_a_session_are_no_calls(
     request_: HttpRequest, listens: bool
 ) -> None:
     assert isinstance(identify_call(MAIL, request_), NoCall) is listens
+
+
+@pytest.mark.parametrize(("in_session", "listens"), [(False, False), (True, True)])
+def test_where_a_get_acts_what_it_accepts_makes_it_no_stream_to_listen_to(
+    in_session: bool, listens: bool
+) -> None:
+    acts = ToolPolicy("acts", get_is_safe=False)
+    request = HttpRequest("GET", "/do", accept="application/json, text/event-stream", mcp_session=in_session)
+    identity = identify_call(acts, request)
+    assert isinstance(identity, NoCall) is listens
+    assert listens or (isinstance(identity, CallIdentity) and not identity.idempotent)
 
 
 ANSWER = b'{"jsonrpc":"2.0","id":1,"result":{"n":1.50,"id":1}}'
