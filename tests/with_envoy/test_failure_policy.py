@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from envoy_ext.adapters import journal_redis, journal_redis_way
 from envoy_ext.adapters.envoy_process import find_envoy
 from envoy_ext.drills.cut_network import find_obstacle
 from envoy_ext.drills.scenarios.judge import judge
@@ -48,10 +49,14 @@ class Everything:
 async def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     directory, envoy = tmp_path_factory.mktemp("runs"), find_envoy()
     others = tmp_path_factory.mktemp("others")
-    played, other = await asyncio.gather(
-        play_everywhere(STORES, SCENARIOS, SEED, envoy, directory),
-        play_on("memory", choose(SCENARIOS, [ONE]), OTHER_SEED, envoy, others),
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        # One event loop starts them all, and is busy for longer than a connection may take otherwise.
+        patched.setattr(journal_redis_way, "CONNECT_S", 20.0)
+        patched.setattr(journal_redis, "OPEN_S", 60.0)
+        played, other = await asyncio.gather(
+            play_everywhere(STORES, SCENARIOS, SEED, envoy, directory),
+            play_on("memory", choose(SCENARIOS, [ONE]), OTHER_SEED, envoy, others),
+        )
     print("\n".join(tell(played, ())))
     return Everything({one.store: one for one in played}, other.runs[0], directory)
 
