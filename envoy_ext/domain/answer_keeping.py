@@ -108,8 +108,8 @@ _CLOSED_BY = {b"{": b"}", b"[": b"]"}
 
 
 def _is_closed(body: bytes) -> bool:
-    """Whether a document ends as it began. One too long to be read, or of an API whose documents are not
-    read (embeddings), counts as completed when its framing was in order."""
+    """Whether a document ends as it began. One too long to be read (vectors are, soon), or of an API
+    whose documents are not read, counts as completed when its framing was in order."""
     text = body.strip()
     return text[-1:] == _CLOSED_BY.get(text[:1], text[-1:])
 

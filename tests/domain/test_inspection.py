@@ -13,6 +13,7 @@ from tests.domain.inspecting import (
     COMPLETE,
     COMPLETIONS,
     DATA,
+    EMBEDDINGS,
     ERRORED,
     FAILED,
     LIMIT,
@@ -317,6 +318,10 @@ class TestJson:
             (RESPONSES, b'{"status":"failed","error":{"code":"server_error"}}', ERRORED),
             (MESSAGES, b'{"type":"error","error":{"type":"overloaded_error"}}', ERRORED),
             (COMPLETIONS, b'{"error":{"message":"m","type":"server_error"}}', ERRORED),
+            (RESPONSES, b'{"object":"error","message":"m","code":500}', ERRORED),
+            (EMBEDDINGS, b'{"object":"error","message":"m","code":500}', ERRORED),
+            (EMBEDDINGS, b'{"error":{"message":"m","type":"server_error"}}', ERRORED),
+            (EMBEDDINGS, b'{"object":"list","data":[{"embedding":[0.5', TRUNCATED),
         ],
     )
     def test_what_the_engine_itself_gave_up_is_no_success(self, family, document, verdict):
@@ -331,6 +336,13 @@ class TestJson:
             [b'{"usage":{"completion_tokens":7},"x":"', b"y" * 100], CHAT, BodyKind.JSON, limit=99
         )
         assert (inspector.verdict_at_eof(), inspector.output_tokens) == (COMPLETE, 1)
+
+    def test_vectors_are_an_answer_and_long_ones_are_not_read(self):
+        vectors = b'{"object":"list","data":[{"embedding":[0.5]}],"usage":{"prompt_tokens":7}}'
+        inspector = watch(vectors, EMBEDDINGS, BodyKind.JSON)
+        assert (inspector.verdict_at_eof(), inspector.output_tokens) == (COMPLETE, 1)
+        long = b'{"data":[' + b"0.5," * 5_000
+        assert watch([long[:99], long[99:]], EMBEDDINGS, BodyKind.JSON).verdict_at_eof() is COMPLETE
 
     def test_a_cut_document_that_is_no_answer_of_a_model_is_not_judged(self):
         assert watch(b'{"data": [', OTHER, BodyKind.JSON).verdict_at_eof() is COMPLETE

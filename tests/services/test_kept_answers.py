@@ -28,6 +28,8 @@ from tests.support.sidecar import BODY, DELTA, REST, Sidecar
 
 RECORDED = Path(__file__).parents[1] / "data" / "sse"
 ALL = KeepingPolicy(AnswersKept.ALL)
+UNREAD = b" " * (16 << 10)
+"""More than is read of an answer with vectors."""
 
 
 async def test_a_repeat_is_given_the_same_bytes_and_costs_nothing() -> None:
@@ -216,8 +218,15 @@ async def test_a_document_that_nobody_reads_is_kept_only_if_it_ends_as_it_began(
 ) -> None:
     sidecar = Sidecar()
     arrival = {"family": ApiFamily.EMBEDDINGS, "path": "/v1/embeddings"}
-    await (await ask(sidecar, **arrival)).be_answered(body)
+    await (await ask(sidecar, **arrival)).be_answered(UNREAD + body)
     assert (await ask(sidecar, **arrival)).told == (["GiveAnswer"] if kept else ["operation_complete"])
+
+
+async def test_an_error_in_the_place_of_vectors_is_given_to_nobody_again() -> None:
+    sidecar = Sidecar()
+    arrival = {"family": ApiFamily.EMBEDDINGS, "path": "/v1/embeddings"}
+    await (await ask(sidecar, **arrival)).be_answered(b'{"object":"error","message":"m","code":500}')
+    assert (await ask(sidecar, **arrival)).told != ["GiveAnswer"]
 
 
 # --- recorded streams ---------------------------------------------------------------------------

@@ -17,6 +17,10 @@ _GENERATED: Final = frozenset(
 )
 """Families whose documents are a model's answers, and may be cut in one."""
 
+_VECTORS_HEAD: Final = 16 << 10
+"""Bytes up to which an answer of embeddings is read: an error in the place of vectors is short, and many
+numbers take long to parse and state nothing."""
+
 
 class Document:
     """One JSON document as far as it has come, within bounds; longer ones are not read.
@@ -28,8 +32,9 @@ class Document:
 
     def __init__(self, family: ApiFamily, max_bytes: int) -> None:
         self._family = family
-        self._limit = max_bytes
-        self._bytes: bytearray | None = bytearray() if family in _GENERATED else None
+        self._limit = max_bytes if family in _GENERATED else min(max_bytes, _VECTORS_HEAD)
+        is_read = family in _GENERATED or family is ApiFamily.EMBEDDINGS
+        self._bytes: bytearray | None = bytearray() if is_read else None
         self._read_at = -1
         self._facts: EventFacts | None = NOTHING
 
@@ -79,6 +84,8 @@ def _read_object(family: ApiFamily, payload: JsonObject) -> EventFacts:
             return _read_message(payload)
         case ApiFamily.TGI:
             return read_generate_event(payload, "")
+        case ApiFamily.EMBEDDINGS:
+            return EventFacts(error=read_error(payload, ""))
         case _:
             return NOTHING
 
@@ -89,6 +96,8 @@ def _read_response(payload: JsonObject) -> EventFacts:
     status = payload.get("status")
     if error or status == "failed":
         return EventFacts(error=build_error(error if isinstance(error, dict) else {}))
+    if payload.get("object") == "error":  # as vLLM says it, in whichever API it was asked
+        return EventFacts(error=build_error(payload))
     return EventFacts(
         output_tokens=read_tokens(payload.get("usage"), "output_tokens"), aborted=status == "cancelled"
     )
