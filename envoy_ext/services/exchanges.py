@@ -125,7 +125,7 @@ class Exchanges:
         self._attempts: dict[AttemptId, LiveExchange] = {}
         self._request_keys: dict[ExchangeId, RequestKey] = {}
         self._repeats = Repeats()
-        self._owed_ends = OwedEnds(journal)
+        self._owed_ends = OwedEnds(journal, clock)
         self._keeping = KeepingPolicy() if keeping is None else keeping
         self._recordings = Recordings(
             journal, keeper, self._owed_ends, self._unrecorded, clock=clock, observer=observer, trace=trace
@@ -200,7 +200,7 @@ class Exchanges:
 
     def note_store_back(self) -> None:
         """The store works again: what it missed is told without waiting for the next request."""
-        if self._owed_ends:
+        if self._owed_ends.due:
             self._background.run(self._try_to_record_owed_ends())
 
     # --- the attempt hop ----------------------------------------------------------------------
@@ -417,7 +417,7 @@ class Exchanges:
         if key is not None:
             self._repeats.remove(key, live.exchange)
         self._repeats.free_key(identity.operation_id)
-        if self._owed_ends:
+        if self._owed_ends.due:
             self._background.run(self._try_to_record_owed_ends())
         if not self._live:
             self._idle.set()

@@ -2,7 +2,10 @@
 
 import pytest
 
+from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
+from envoy_ext.domain.ids import OperationId, SeatId
+from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import (
     AttemptEnded,
@@ -13,6 +16,7 @@ from envoy_ext.domain.records import (
     Record,
 )
 from envoy_ext.services import owed_ends
+from tests.support.clock import ManualClock
 from tests.support.journals import leave
 from tests.support.outages import FailingJournal, ask, count_phases, ended_body, play_whole_answer, settle
 from tests.support.sidecar import Sidecar
@@ -46,6 +50,21 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_when_the_journal_is
     assert (operation.state, operation.ending) == (OperationState.COMPLETED, Ending.FINISHED)
 
 
+def catch_begins(journal: FailingJournal) -> list[tuple[OperationBegun, SeatId]]:
+    """What a journal is asked to begin, from now on."""
+    asked: list[tuple[OperationBegun, SeatId]] = []
+    begin = journal.begin
+
+    async def note(
+        begun: OperationBegun, owner: SeatId, after: OperationId | None = None
+    ) -> Operation | None:
+        asked.append((begun, owner))
+        return await begin(begun, owner, after)
+
+    journal.begin = note  # type: ignore[method-assign]
+    return asked
+
+
 async def test_an_end_that_is_owed_is_forgiven_when_another_gateway_owns_the_operation() -> None:
     journal = FailingJournal(OperationEnded)
     sidecar = Sidecar(journal=journal)
@@ -75,6 +94,39 @@ async def test_what_may_never_have_begun_takes_no_room_of_what_has(monkeypatch: 
     await settle(sidecar)
     (operation,) = await journal.list_recent(10)
     assert operation.state is OperationState.COMPLETED
+
+
+async def test_a_begin_that_comes_late_is_ended_when_it_has_come() -> None:
+    journal, clock = FailingJournal(OperationBegun), ManualClock()
+    sidecar = Sidecar(journal=journal, clock=clock)
+    begins = catch_begins(journal)
+    await play_whole_answer(sidecar)
+    journal.mend()
+    await sidecar.exchanges.record_owed_ends()
+    assert len(sidecar.exchanges._owed_ends) == 1, "it may come yet"
+    assert not sidecar.exchanges._owed_ends.due, "not asked for with every request"
+    await MemoryJournal.begin(journal, *begins[0])
+    clock.advance(owed_ends.LOOK_AGAIN_S)
+    await sidecar.exchanges.record_owed_ends()
+    (operation,) = await journal.list_recent(10)
+    assert operation.state is OperationState.FAILED
+    assert len(sidecar.exchanges._owed_ends) == 0
+    await settle(sidecar)
+
+
+async def test_a_begin_that_never_comes_is_not_waited_for_without_end() -> None:
+    journal, clock = FailingJournal(OperationBegun), ManualClock()
+    sidecar = Sidecar(journal=journal, clock=clock)
+    await play_whole_answer(sidecar)
+    journal.mend()
+    await sidecar.exchanges.record_owed_ends()
+    for _ in range(int(owed_ends.LATE_S / owed_ends.LOOK_AGAIN_S)):
+        assert len(sidecar.exchanges._owed_ends) == 1
+        clock.advance(owed_ends.LOOK_AGAIN_S)
+        await sidecar.exchanges.record_owed_ends()
+    assert len(sidecar.exchanges._owed_ends) == 0
+    assert journal.records == ()
+    await settle(sidecar)
 
 
 async def test_an_operation_whose_first_delta_could_not_be_recorded_is_not_running_afterwards() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
@@ -21,6 +21,7 @@ from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
+from envoy_ext.services.owed_ends import LOOK_AGAIN_S
 from envoy_ext.services.unrecorded import Unrecorded
 from tests.support.clock import ManualClock
 from tests.support.outages import Played, let_tasks_run, play_whole_answer, settle
@@ -166,6 +167,7 @@ class World:
         self.clock.advance(10.0)
         await settle(self.sidecar)
         await self.journal.take_the_late()
+        self.clock.advance(LOOK_AGAIN_S)
         for request in self.requests:
             replies = request.played.client.replies
             unrecorded = any(
@@ -188,6 +190,7 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(fates=FATES, acts=ACTS)
+@example([TAKES_LATE], [("ask", 2), ("ask", 0), ("go on", 0), ("go on", 0)]).via("a late begin without a key")
 def test_a_store_that_fails_at_any_write_lets_nothing_run_twice(
     fates: list[str], acts: list[tuple[str, int]]
 ) -> None:
