@@ -10,11 +10,12 @@ from envoy_ext.domain.events import Event
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import Note
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.domain.sample import Sample, ScrapeFailure, ScrapeTarget
 from envoy_ext.domain.silent_loss import Confirmation
-from envoy_ext.domain.step import AttemptReply, DeliveryReply, Note
+from envoy_ext.domain.step import AttemptReply, DeliveryReply
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
 
 NO_OPERATION: Final = OperationId("")

@@ -13,6 +13,16 @@ from envoy_ext.domain.delivery import Delivery
 from envoy_ext.domain.exchange_shared import Shared, Tried
 from envoy_ext.domain.ids import AttemptId, FencingToken, PoolName, ReplicaId
 from envoy_ext.domain.lease import Lease
+from envoy_ext.domain.notes import (
+    AttemptLetGo,
+    AttemptPlaced,
+    BoundaryHeld,
+    FenceAwaited,
+    FenceReached,
+    LedgerAwaited,
+    ReplayRefused,
+    ReplayStarted,
+)
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.retry import (
     LIVENESS_UNKNOWN,
@@ -82,7 +92,7 @@ class AttemptGate:
     def _hold_boundary(self, attempt: Attempt, outside: PoolName) -> None:
         identity = self._shared.identity
         self._shared.out.notes.append(
-            step.BoundaryHeld(outside, identity.request_id, identity.operation_id, identity.data_class)
+            BoundaryHeld(outside, identity.request_id, identity.operation_id, identity.data_class)
         )
         self._refuse(attempt, GiveUp(FORBIDDEN, "outside the boundaries of its data class"))
 
@@ -99,7 +109,7 @@ class AttemptGate:
             case Retry():
                 if self.until is not None:
                     waited_s = now - attempt.arrived_at
-                    self._shared.out.notes.append(step.FenceReached(self._shared.identity.pool, waited_s))
+                    self._shared.out.notes.append(FenceReached(self._shared.identity.pool, waited_s))
                 self.until = None
                 self._start(attempt, decision.target, decision.reason, now)
             case WaitForFence():
@@ -122,11 +132,11 @@ class AttemptGate:
                 continue
             if attempt.outcome in LIVENESS_UNKNOWN or attempt.lease.renewed_at is not None:
                 pool = self._shared.identity.pool
-                self._shared.out.notes.append(step.FenceAwaited(attempt.id, pool, attempt.replica))
+                self._shared.out.notes.append(FenceAwaited(attempt.id, pool, attempt.replica))
 
     def note_place(self, attempt_id: AttemptId, replica: ReplicaId) -> None:
         """It is known at which replica an attempt runs."""
-        self._shared.out.notes.append(step.AttemptPlaced(attempt_id, self._shared.identity.pool, replica))
+        self._shared.out.notes.append(AttemptPlaced(attempt_id, self._shared.identity.pool, replica))
 
     def decide_next(self, now: float) -> Decision:
         """What the gate would say if one more attempt asked at this moment."""
@@ -207,7 +217,7 @@ class AttemptGate:
         if shared.policy.watches_tools and (attempt.number > 1 or identity.ledger_id is not None):
             attempt.move(Trigger.CHECK)
             ledger_id = identity.operation_id if identity.ledger_id is None else identity.ledger_id
-            shared.out.notes.append(step.LedgerAwaited(attempt.id, ledger_id))
+            shared.out.notes.append(LedgerAwaited(attempt.id, ledger_id))
         else:
             self._let_go(attempt, now)
 
@@ -222,8 +232,8 @@ class AttemptGate:
         shared.learn(asked=True)
         pool, target = shared.identity.pool, attempt.target
         if attempt.repeats_after is not None and target is not None:
-            shared.out.notes.append(step.ReplayStarted(pool, target.replica, attempt.repeats_after))
-        shared.out.notes.append(step.AttemptLetGo(attempt.id, pool))
+            shared.out.notes.append(ReplayStarted(pool, target.replica, attempt.repeats_after))
+        shared.out.notes.append(AttemptLetGo(attempt.id, pool))
         if target is not None:
             attempt.replica = target.replica
             self.note_place(attempt.id, target.replica)
@@ -248,7 +258,7 @@ class AttemptGate:
         if attempt.number > 1 or attempt.recorded_at is not None:
             identity = self._shared.identity
             self._shared.out.notes.append(
-                step.ReplayRefused(identity.operation_id, identity.pool, refusal.code, refusal.detail)
+                ReplayRefused(identity.operation_id, identity.pool, refusal.code, refusal.detail)
             )
 
 

@@ -20,6 +20,7 @@ from envoy_ext.domain.exchange_shared import Shared
 from envoy_ext.domain.ids import AttemptId, FencingToken, ReplicaId
 from envoy_ext.domain.inspection import BodyKind
 from envoy_ext.domain.lease import FenceProof
+from envoy_ext.domain.notes import AttemptFinished, AttemptProved, FirstDelta
 from envoy_ext.domain.outcomes import AttemptOutcome, Phase, Reason
 from envoy_ext.domain.places import RanAt
 from envoy_ext.domain.retry import GiveUp
@@ -143,9 +144,9 @@ class AttemptSide:
         shared.enter(Phase.DECODE)
         shared.out.replies.append(step.ReleaseAttempt(attempt.id))
 
-    def _build_first_delta(self, attempt: Attempt, now: float) -> step.FirstDelta:
+    def _build_first_delta(self, attempt: Attempt, now: float) -> FirstDelta:
         streamed = attempt.kind in (BodyKind.SSE, BodyKind.NDJSON) and attempt.started_at is not None
-        return step.FirstDelta(
+        return FirstDelta(
             self._shared.identity.pool,
             ttft_s=now - self._shared.opened_at,
             replica=attempt.replica,
@@ -244,7 +245,7 @@ class AttemptSide:
             self._gate.reconsider(now)
 
     def _tell_proof(self, attempt_id: AttemptId, proof: FenceProof) -> None:
-        self._shared.out.notes.append(step.AttemptProved(attempt_id, self._shared.identity.pool, proof))
+        self._shared.out.notes.append(AttemptProved(attempt_id, self._shared.identity.pool, proof))
 
     def note_lost(self, cause: events.LogCause | None, now: float) -> None:
         """The ingress hop was given Envoy's own answer in place of the last attempt's."""
@@ -298,7 +299,7 @@ class AttemptSide:
             )
         )
         shared.out.notes.append(
-            step.AttemptFinished(
+            AttemptFinished(
                 operation_id=shared.identity.operation_id,
                 attempt_id=attempt.id,
                 pool=shared.identity.pool,

@@ -13,6 +13,7 @@ from envoy_ext.domain.delivery import Delivery, DeliveryState
 from envoy_ext.domain.exchange_shared import Shared
 from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.inspection import BodyKind, Verdict
+from envoy_ext.domain.notes import RequestRefused, StreamInterrupted
 from envoy_ext.domain.outcomes import Reason
 from envoy_ext.domain.write_stall import Look, WriteStall
 
@@ -138,7 +139,7 @@ class ClientSide:
         """
         if self._delivery.state is DeliveryState.QUEUED:
             if code != FORBIDDEN:  # counted where it was held
-                self._shared.out.notes.append(step.RequestRefused(self._shared.identity.pool, code))
+                self._shared.out.notes.append(RequestRefused(self._shared.identity.pool, code))
             self._shared.learn(exchange_cause=events.LogCause.SIDECAR)  # its log entry will bear no name
         asked = self._shared.started_attempts > 0
         self._shared.learn(refused=not asked, failed=asked, interrupted=reason)
@@ -195,7 +196,7 @@ class ClientSide:
             self.error = error
         delivery.end()
         self._shared.learn(interrupted=reason)
-        self._shared.out.notes.append(step.StreamInterrupted(self._shared.identity.pool, reason))
+        self._shared.out.notes.append(StreamInterrupted(self._shared.identity.pool, reason))
 
     def _build_error(self, code: str, reason: Reason | None, message: str | None = None) -> ClientError:
         delivery, identity = self._delivery, self._shared.identity

@@ -24,6 +24,13 @@ from envoy_ext.domain.delivery import Delivery, DeliveryState
 from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.exchange_shared import ExchangePolicy, Identity, Replicas, Shared
 from envoy_ext.domain.ids import AttemptId, FencingToken
+from envoy_ext.domain.notes import (
+    ExchangeEnded,
+    MalformedEvents,
+    ReplayRefused,
+    RequestDegraded,
+    WentUnrecorded,
+)
 from envoy_ext.domain.outcomes import Phase, Reason
 from envoy_ext.domain.places import RanAt
 from envoy_ext.domain.retry import GiveUp
@@ -77,7 +84,7 @@ class Exchange:
         self._delivery.forward()
         shared.enter(Phase.PREFILL)
         if shared.degraded:
-            shared.out.notes.append(step.RequestDegraded(identity.pool, shared.degraded))
+            shared.out.notes.append(RequestDegraded(identity.pool, shared.degraded))
         body = shared.request.changed_body
         shared.out.replies.append(
             step.ForwardRequest(identity.exchange_id, identity.operation_id, identity.pool, body)
@@ -281,7 +288,7 @@ class Exchange:
         # We would have let it start and Envoy did not ask: its budget for retries is used up.
         code, own = "retry_budget_exhausted", self.identity
         why = "Envoy did not ask for it: as many run as retry_budget allows"
-        self._shared.out.notes.append(step.ReplayRefused(own.operation_id, own.pool, code, why))
+        self._shared.out.notes.append(ReplayRefused(own.operation_id, own.pool, code, why))
         return code
 
     def _receive_attempt_log(self, event: events.AttemptLogged, now: float) -> None:
@@ -320,7 +327,7 @@ class Exchange:
     def _receive_recording_loss(self) -> None:
         if self._shared.recorded:
             self._shared.recorded = False
-            self._shared.out.notes.append(step.WentUnrecorded(self._shared.identity.pool))
+            self._shared.out.notes.append(WentUnrecorded(self._shared.identity.pool))
 
     def _receive_ownership_loss(self, event: events.OwnershipLost) -> None:
         if event.refused:
@@ -378,9 +385,9 @@ class Exchange:
         )
         shared.enter(None)
         if delivery.malformed_events:
-            shared.out.notes.append(step.MalformedEvents(identity.pool, delivery.malformed_events))
+            shared.out.notes.append(MalformedEvents(identity.pool, delivery.malformed_events))
         shared.out.notes.append(
-            step.ExchangeEnded(
+            ExchangeEnded(
                 operation_id=identity.operation_id,
                 request_id=identity.request_id,
                 pool=identity.pool,

@@ -13,6 +13,7 @@ from envoy_ext.domain.ending import Evidence, Resolution
 from envoy_ext.domain.events import RequestArrived, RequestMoved, Target
 from envoy_ext.domain.ids import ExchangeId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.lease import LeasePolicy
+from envoy_ext.domain.notes import PhaseChanged
 from envoy_ext.domain.outcomes import Phase, RungName
 from envoy_ext.domain.retry import FailoverPolicy, GiveUp
 from envoy_ext.domain.tool_calls import CallId
@@ -124,7 +125,7 @@ class Shared:
     def enter(self, phase: Phase | None) -> None:
         """Note a phase change; None takes the exchange out of flight."""
         if phase is not self.phase:
-            self.out.notes.append(step.PhaseChanged(self.identity.pool, self.phase, phase))
+            self.out.notes.append(PhaseChanged(self.identity.pool, self.phase, phase))
             self.phase = phase
 
     def move(self, event: RequestMoved) -> None:

@@ -7,6 +7,7 @@ from envoy_ext.domain import events, records, step
 from envoy_ext.domain.client_side import ClientSide
 from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.exchange_shared import Shared
+from envoy_ext.domain.notes import RequestDegraded
 
 
 def build_begun(shared: Shared, now: float) -> records.OperationBegun:
@@ -47,7 +48,7 @@ def answer(shared: Shared, client: ClientSide, event: events.AnsweredHere) -> No
     shared.degraded, shared.degraded_later = event.degraded, True
     identity = shared.identity
     client.give_own_answer(event)
-    shared.out.notes.append(step.RequestDegraded(identity.pool, shared.degraded))
+    shared.out.notes.append(RequestDegraded(identity.pool, shared.degraded))
     shared.out.replies.append(
         step.AnswerHere(
             identity.request_id,

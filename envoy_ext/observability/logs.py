@@ -8,8 +8,35 @@ import logging
 import sys
 from typing import Final, TextIO, assert_never
 
-from envoy_ext.domain import step
 from envoy_ext.domain.boundaries import FORBIDDEN
+from envoy_ext.domain.notes import (
+    AnswerReplayed,
+    AttemptFinished,
+    AttemptLetGo,
+    AttemptPlaced,
+    AttemptProved,
+    BoundaryHeld,
+    ExchangeEnded,
+    FenceAwaited,
+    FenceReached,
+    FirstDelta,
+    HandOffFailed,
+    LedgerAwaited,
+    MalformedEvents,
+    Note,
+    PhaseChanged,
+    ReplayRefused,
+    ReplayStarted,
+    RequestDegraded,
+    RequestRefused,
+    SlotGiven,
+    StoreBack,
+    StoreLost,
+    StreamInterrupted,
+    ToolCallDecided,
+    ToolCallEnded,
+    WentUnrecorded,
+)
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.tool_calls import CallState
 from envoy_ext.domain.tool_errors import CallOutcome
@@ -63,14 +90,14 @@ class LoggingObserver:
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._log = logging.getLogger(_OWN) if logger is None else logger
 
-    def note(self, note: step.Note) -> None:
+    def note(self, note: Note) -> None:
         """Log one note of the core, if it is one that the log is for."""
         match note:
-            case step.ExchangeEnded():
+            case ExchangeEnded():
                 self._log_exchange(note)
-            case step.AttemptFinished():
+            case AttemptFinished():
                 self._log_attempt(note)
-            case step.ReplayStarted():
+            case ReplayStarted():
                 self._log_event(
                     logging.INFO,
                     "replay_started",
@@ -78,11 +105,11 @@ class LoggingObserver:
                     replica=note.replica,
                     reason=note.reason,
                 )
-            case step.PhaseChanged() | step.FirstDelta() | step.MalformedEvents():
+            case PhaseChanged() | FirstDelta() | MalformedEvents():
                 pass  # counted only: one line for each exchange is enough
-            case step.AttemptLetGo() | step.AttemptPlaced() | step.AttemptProved():
+            case AttemptLetGo() | AttemptPlaced() | AttemptProved():
                 pass  # counted only: one line for each exchange is enough
-            case step.AnswerReplayed():
+            case AnswerReplayed():
                 self._log_event(
                     logging.INFO,
                     "answer_replayed",
@@ -90,15 +117,15 @@ class LoggingObserver:
                     request_id=note.request_id,
                     pool=note.pool,
                 )
-            case step.RequestRefused() | step.SlotGiven() | step.RequestDegraded():
+            case RequestRefused() | SlotGiven() | RequestDegraded():
                 pass  # counted only: one line for each exchange is enough
-            case step.FenceAwaited() | step.FenceReached() | step.LedgerAwaited():
+            case FenceAwaited() | FenceReached() | LedgerAwaited():
                 pass  # counted only; the replay's line follows
-            case step.HandOffFailed():
+            case HandOffFailed():
                 self._log_event(
                     logging.WARNING, "hand_off_failed", operation_id=note.operation_id, pool=note.pool
                 )
-            case step.BoundaryHeld():
+            case BoundaryHeld():
                 self._log_event(
                     logging.WARNING,
                     FORBIDDEN,
@@ -107,7 +134,7 @@ class LoggingObserver:
                     pool=note.pool,
                     data_class=note.data_class,
                 )
-            case step.ReplayRefused():
+            case ReplayRefused():
                 self._log_event(
                     logging.INFO,
                     "replay_refused",
@@ -116,17 +143,17 @@ class LoggingObserver:
                     code=note.code,
                     why=note.detail,
                 )
-            case step.StoreLost():
+            case StoreLost():
                 self._log_event(logging.ERROR, "store_lost", why=note.why)
-            case step.StoreBack():
+            case StoreBack():
                 self._log_event(logging.WARNING, "store_back", seconds=round(note.seconds, 3))
-            case step.WentUnrecorded():
+            case WentUnrecorded():
                 pass  # the exchange's own line says it, with ids
-            case step.ToolCallDecided():
+            case ToolCallDecided():
                 self._log_call(note)
-            case step.ToolCallEnded():
+            case ToolCallEnded():
                 self._log_call_end(note)
-            case step.StreamInterrupted():
+            case StreamInterrupted():
                 pass  # the exchange's own line says it, with ids
             case _:
                 assert_never(note)
@@ -139,7 +166,7 @@ class LoggingObserver:
     def note_journal(self, seconds: float, failed: bool) -> None:
         """Counted only: a store that is down is told once, and not for each request."""
 
-    def _log_exchange(self, note: step.ExchangeEnded) -> None:
+    def _log_exchange(self, note: ExchangeEnded) -> None:
         unrecorded = {} if note.recorded else {"recorded": False}
         self._log_event(
             logging.INFO,
@@ -157,7 +184,7 @@ class LoggingObserver:
             **({"degraded": ",".join(note.degraded)} if note.degraded else {}),
         )
 
-    def _log_attempt(self, note: step.AttemptFinished) -> None:
+    def _log_attempt(self, note: AttemptFinished) -> None:
         if note.outcome is AttemptOutcome.COMPLETED:
             return
         self._log_event(
@@ -171,7 +198,7 @@ class LoggingObserver:
             detail=note.detail,
         )
 
-    def _log_call(self, note: step.ToolCallDecided) -> None:
+    def _log_call(self, note: ToolCallDecided) -> None:
         if note.outcome in _COUNTED_CALLS:
             return
         answered = note.outcome is CallOutcome.ANSWERED
@@ -185,7 +212,7 @@ class LoggingObserver:
             call_id=note.call_id,
         )
 
-    def _log_call_end(self, note: step.ToolCallEnded) -> None:
+    def _log_call_end(self, note: ToolCallEnded) -> None:
         if note.recorded and note.state is not CallState.UNKNOWN:
             return
         self._log_event(

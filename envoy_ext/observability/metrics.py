@@ -13,10 +13,37 @@ from typing import Final, assert_never
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
 from envoy_ext import __version__
-from envoy_ext.domain import step
 from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.fleet_view import FleetView
 from envoy_ext.domain.ids import PoolName, ReplicaId
+from envoy_ext.domain.notes import (
+    AnswerReplayed,
+    AttemptFinished,
+    AttemptLetGo,
+    AttemptPlaced,
+    AttemptProved,
+    BoundaryHeld,
+    ExchangeEnded,
+    FenceAwaited,
+    FenceReached,
+    FirstDelta,
+    HandOffFailed,
+    LedgerAwaited,
+    MalformedEvents,
+    Note,
+    PhaseChanged,
+    ReplayRefused,
+    ReplayStarted,
+    RequestDegraded,
+    RequestRefused,
+    SlotGiven,
+    StoreBack,
+    StoreLost,
+    StreamInterrupted,
+    ToolCallDecided,
+    ToolCallEnded,
+    WentUnrecorded,
+)
 from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, Phase, Reason, RungName
 from envoy_ext.domain.retention import Why
 from envoy_ext.domain.retry import RETRIABLE
@@ -358,54 +385,54 @@ class MetricsObserver:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def note(self, note: step.Note) -> None:
+    def note(self, note: Note) -> None:
         """Count one note of the core."""
         metrics = self._metrics
         match note:
-            case step.PhaseChanged():
+            case PhaseChanged():
                 metrics.move_inflight(note.pool, note.before, note.after)
-            case step.FirstDelta():
+            case FirstDelta():
                 metrics.ttft.observe(note.ttft_s)
-            case step.ReplayStarted():
+            case ReplayStarted():
                 metrics.replays.labels(note.pool, note.reason).inc()
-            case step.FenceReached():
+            case FenceReached():
                 metrics.fence_wait.observe(note.waited_s)
-            case step.ReplayRefused():
+            case ReplayRefused():
                 metrics.replays_refused.labels(note.pool, note.code).inc()
-            case step.AttemptFinished():
+            case AttemptFinished():
                 metrics.attempts.labels(note.pool, note.outcome).inc()
-            case step.StreamInterrupted():
+            case StreamInterrupted():
                 metrics.interrupted_streams.labels(note.pool, note.reason).inc()
-            case step.ExchangeEnded():
+            case ExchangeEnded():
                 metrics.exchanges.labels(note.pool, note.ending).inc()
-            case step.AttemptLetGo() | step.AttemptPlaced() | step.AttemptProved() | step.FenceAwaited():
+            case AttemptLetGo() | AttemptPlaced() | AttemptProved() | FenceAwaited():
                 pass  # where streams run is the fleet's own figure
-            case step.LedgerAwaited():
+            case LedgerAwaited():
                 pass  # its attempt is counted, or its refusal
-            case step.WentUnrecorded():
+            case WentUnrecorded():
                 metrics.unrecorded.labels(note.pool).inc()
-            case step.StoreLost():
+            case StoreLost():
                 metrics.journal_up.set(0)
-            case step.StoreBack():
+            case StoreBack():
                 metrics.journal_up.set(1)
-            case step.RequestRefused():
+            case RequestRefused():
                 metrics.note_refusal(note.pool or "", note.code)
-            case step.HandOffFailed():
+            case HandOffFailed():
                 metrics.hand_offs_failed.labels(note.pool).inc()
-            case step.RequestDegraded():
+            case RequestDegraded():
                 for rung in note.rungs:
                     metrics.degraded.labels(note.pool, rung).inc()
-            case step.BoundaryHeld():
+            case BoundaryHeld():
                 metrics.note_refusal(note.pool, FORBIDDEN)
-            case step.AnswerReplayed():
+            case AnswerReplayed():
                 metrics.answers_replayed.labels(note.pool).inc()
-            case step.SlotGiven():
+            case SlotGiven():
                 metrics.queue_wait.observe(note.waited_s)
-            case step.MalformedEvents():
+            case MalformedEvents():
                 metrics.malformed_events.labels(note.pool).inc(note.count)
-            case step.ToolCallDecided():
+            case ToolCallDecided():
                 metrics.tools.note_decided(note)
-            case step.ToolCallEnded():
+            case ToolCallEnded():
                 metrics.tools.note_ended(note)
             case _:
                 assert_never(note)

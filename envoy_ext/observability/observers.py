@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable
 
-from envoy_ext.domain.step import Note
+from envoy_ext.domain.notes import Note
 from envoy_ext.ports import Observer
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter
 
-from envoy_ext.domain import step
+from envoy_ext.domain.notes import ToolCallDecided, ToolCallEnded
 from envoy_ext.domain.tool_calls import CallState
 from envoy_ext.domain.tool_errors import CallOutcome
 
@@ -39,11 +39,11 @@ class ToolMetrics:
                 if state is not CallState.BEGUN:
                     self.ends.labels(tool, state)
 
-    def note_decided(self, note: step.ToolCallDecided) -> None:
+    def note_decided(self, note: ToolCallDecided) -> None:
         """It was decided about a request."""
         self.calls.labels(note.tool or "", note.outcome).inc()
 
-    def note_ended(self, note: step.ToolCallEnded) -> None:
+    def note_ended(self, note: ToolCallEnded) -> None:
         """A call that was let out has an end."""
         self.ends.labels(note.tool, note.state).inc()
         if not note.recorded:

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from envoy_ext.domain.events import Event
 from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.notes import Note
 from envoy_ext.domain.records import Record
-from envoy_ext.domain.step import Note, Reply
+from envoy_ext.domain.step import Reply
 from envoy_ext.ports import TraceKind
 
 SHOWN: Final = frozenset(

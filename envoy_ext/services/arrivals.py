@@ -12,6 +12,7 @@ from envoy_ext.domain.boundaries import FORBIDDEN, Boundaries
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, PoolName
+from envoy_ext.domain.notes import AnswerReplayed, BoundaryHeld, RequestRefused
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.tool_calls import ToolCall
@@ -129,7 +130,7 @@ class Arrivals:
     def refuse(self, sink: DeliverySink, error: ClientError, pool: PoolName | None = None) -> None:
         """Answer a request that becomes no exchange."""
         if error.code != FORBIDDEN:  # counted where it was held
-            self._observer.note(step.RequestRefused(pool, error.code))
+            self._observer.note(RequestRefused(pool, error.code))
         sink.send(add_retry_after(step.RespondLocally(error)))
 
     def show_operation(
@@ -145,7 +146,7 @@ class Arrivals:
     # --- inside -------------------------------------------------------------------------------
 
     def _hold_boundary(self, sink: DeliverySink, arrival: Arrival, held: Forbidden) -> None:
-        self._observer.note(step.BoundaryHeld(held.pool, arrival.request_id, None, held.data_class))
+        self._observer.note(BoundaryHeld(held.pool, arrival.request_id, None, held.data_class))
         self.refuse(sink, ClientError(FORBIDDEN, arrival.request_id))
 
     def _build_keyed(
@@ -256,7 +257,7 @@ class Arrivals:
     def _give_answer(self, sink: DeliverySink, found: HasAnswer, request_id: str, pool: PoolName) -> None:
         operation = found.operation
         attempts = sum(attempt.started_at is not None for attempt in operation.attempts)
-        self._observer.note(step.AnswerReplayed(pool, operation.operation_id, request_id))
+        self._observer.note(AnswerReplayed(pool, operation.operation_id, request_id))
         answer = step.GiveAnswer(
             found.answer, request_id, operation.operation_id, attempts, operation.degraded
         )

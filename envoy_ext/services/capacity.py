@@ -24,8 +24,8 @@ from envoy_ext.domain.capacity_report import CapacityPolicy, Measured, PoolCapac
 from envoy_ext.domain.fleet_view import FleetView, Offer, PoolView
 from envoy_ext.domain.ids import PoolName
 from envoy_ext.domain.load_peak import LoadPeak
+from envoy_ext.domain.notes import Note, PhaseChanged
 from envoy_ext.domain.outcomes import INFLIGHT_PHASES
-from envoy_ext.domain.step import Note, PhaseChanged
 from envoy_ext.ports import Clock
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from envoy_ext.domain import step
 from envoy_ext.domain.answer_keeping import AnswerKeeping, AnswersKept, KeepingPolicy
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.client_errors import ClientError
@@ -31,6 +30,18 @@ from envoy_ext.domain.events import (
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.exchange_shared import ExchangePolicy, Identity
 from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, ReplicaId, SeatId
+from envoy_ext.domain.notes import (
+    AttemptFinished,
+    AttemptLetGo,
+    AttemptPlaced,
+    AttemptProved,
+    ExchangeEnded,
+    FenceAwaited,
+    FirstDelta,
+    LedgerAwaited,
+    Note,
+    PhaseChanged,
+)
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.silent_loss import is_unconfirmed
 from envoy_ext.ports import (
@@ -366,32 +377,32 @@ class Exchanges:
             return self._policy
         return replace(self._policy, failover=replace(self._policy.failover, replay=False))
 
-    def _note(self, identity: Identity, replicas: ExchangeReplicas, note: step.Note) -> None:
+    def _note(self, identity: Identity, replicas: ExchangeReplicas, note: Note) -> None:
         match note:
-            case step.PhaseChanged():
+            case PhaseChanged():
                 if note.after is None:
                     self._queues.leave(note.pool, identity.operation_id)
-            case step.FirstDelta():
+            case FirstDelta():
                 if note.replica is not None:
                     replicas.note_first_delta(note.replica, note.attempt_s)
-            case step.AttemptLetGo():
+            case AttemptLetGo():
                 self._fleet.streams.note(note)
                 self._queues.start(note.pool, identity.operation_id)
-            case step.AttemptPlaced():
+            case AttemptPlaced():
                 self._fleet.streams.note(note)
-            case step.AttemptProved() | step.AttemptFinished():
+            case AttemptProved() | AttemptFinished():
                 self._fleet.streams.note(note)
                 self._queues.look(note.pool)
-            case step.FenceAwaited():
+            case FenceAwaited():
                 self._look_for_proof(note)
-            case step.LedgerAwaited():
+            case LedgerAwaited():
                 self._background.run(self._read_ledger(note))
-            case step.ExchangeEnded():
+            case ExchangeEnded():
                 # Its end is in the journal: a repeat under its key may ask there.
                 self._repeats.free_key(note.operation_id)
         self._observer.note(note)
 
-    async def _read_ledger(self, awaited: step.LedgerAwaited) -> None:
+    async def _read_ledger(self, awaited: LedgerAwaited) -> None:
         live, calls = self._attempts.get(awaited.attempt_id), None
         if live is None or self._ledger is None:
             return
@@ -400,7 +411,7 @@ class Exchanges:
             calls = () if live.never_recorded else await self._ledger.read_calls(awaited.ledger_id)
         live.receive(LedgerRead(awaited.attempt_id, calls))
 
-    def _look_for_proof(self, awaited: step.FenceAwaited) -> None:
+    def _look_for_proof(self, awaited: FenceAwaited) -> None:
         live = self._attempts.get(awaited.attempt_id)
         if self._fences is not None and live is not None:
             fence_s = self._policy.failover.fence_s

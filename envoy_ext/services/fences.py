@@ -21,9 +21,9 @@ from envoy_ext.domain.events import (
     LogCause,
 )
 from envoy_ext.domain.lease import FenceProof
+from envoy_ext.domain.notes import FenceAwaited
 from envoy_ext.domain.places import Places, RanAt
 from envoy_ext.domain.silent_loss import may_be_a_cut
-from envoy_ext.domain.step import FenceAwaited
 from envoy_ext.ports import Clock, Reach, ReachProbe
 from envoy_ext.services.live_exchange import LiveExchange
 

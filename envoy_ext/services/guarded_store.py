@@ -19,10 +19,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from functools import partial
 from typing import Final, TypeVar
 
-from envoy_ext.domain import step
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost, StoreSilent
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import StoreBack, StoreLost
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
@@ -142,7 +142,7 @@ class GuardedStore:
         if self._down_since is None and asked_at >= self._worked_at:
             self._down_since = self._clock.now()
             self._is_down.set()
-            self._observer.note(step.StoreLost(str(fault)))
+            self._observer.note(StoreLost(str(fault)))
 
     def _note_back(self) -> None:
         self._worked_at = self._clock.now()
@@ -152,7 +152,7 @@ class GuardedStore:
         seconds = self._clock.now() - self._down_since
         self._down_since = None
         self._is_down.clear()
-        self._observer.note(step.StoreBack(seconds))
+        self._observer.note(StoreBack(seconds))
         for listener in self._listeners:
             listener()
 

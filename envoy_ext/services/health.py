@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from envoy_ext.domain.step import Note, StoreBack, StoreLost
+from envoy_ext.domain.notes import Note, StoreBack, StoreLost
 
 JOURNAL_FAILED_FOR_S: Final = 10.0
 """How long a failed append keeps the sidecar unready. It must end by itself: an unready sidecar

@@ -11,6 +11,7 @@ from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.exchange import QUEUE_WORD_S
 from envoy_ext.domain.ids import OperationId, PoolName
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import ReplayRefused
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.tool_verdict import find_obstacle
 from envoy_ext.ports import Clock, Observer, Store
@@ -156,7 +157,7 @@ class Keyed:
                 if obstacle is None:
                     return MayRun(repeat)
                 code, why = obstacle.refusal.code, obstacle.refusal.detail
-                self._observer.note(step.ReplayRefused(repeat.after, one.pool, code, why))
+                self._observer.note(ReplayRefused(repeat.after, one.pool, code, why))
                 return build_tool_error(request_id, repeat.after, obstacle)
             case WasAnswered():
                 operation = repeat.operation

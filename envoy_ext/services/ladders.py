@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
-from envoy_ext.domain import step
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.boundaries import FORBIDDEN
@@ -25,6 +24,7 @@ from envoy_ext.domain.ladder import (
     list_shortenings,
     list_ways_out,
 )
+from envoy_ext.domain.notes import BoundaryHeld, HandOffFailed
 from envoy_ext.domain.own_answers import OwnAnswer, build_own_answer
 from envoy_ext.domain.rewriting import MAX_CHANGED_BYTES
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Waits
@@ -152,7 +152,7 @@ class Ladders:
         if way.pool in admitted.allowed_pools or not fits:
             return False
         operation_id = opening.operation_id if recorded else None
-        held = step.BoundaryHeld(way.pool, opening.arrival.request_id, operation_id, admitted.data_class)
+        held = BoundaryHeld(way.pool, opening.arrival.request_id, operation_id, admitted.data_class)
         self._observer.note(held)
         return True
 
@@ -252,5 +252,5 @@ class Ladders:
         hand_offs = self._hand_offs
         if hand_offs is not None and await hand_offs.hand_over(way.webhook, handed, way.timeout_s):
             return True
-        self._observer.note(step.HandOffFailed(opening.operation_id, opening.admitted.pool))
+        self._observer.note(HandOffFailed(opening.operation_id, opening.admitted.pool))
         return False

@@ -24,6 +24,7 @@ from envoy_ext.domain.events import Event, RecordingLost
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.ids import AttemptId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import Note, PhaseChanged
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.records import OperationEnded, Record
 from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Observer, Trace, TraceKind
@@ -45,7 +46,7 @@ class LiveExchange:
         clock: Clock,
         observer: Observer,
         spawn: Callable[["LiveExchange"], None],
-        on_note: Callable[[step.Note], None],
+        on_note: Callable[[Note], None],
         on_finished: Callable[["LiveExchange"], None],
         trace: Trace | None = None,
         keeping: AnswerKeeping | None = None,
@@ -210,7 +211,7 @@ class LiveExchange:
         self._backlog.extend(one for one in behind if is_end(one))
         for one in behind:
             if not is_end(one):
-                self._note([note for note in one.notes if isinstance(note, step.PhaseChanged)])
+                self._note([note for note in one.notes if isinstance(note, PhaseChanged)])
         told = self.exchange.receive(why, self._clock.now())
         self._send(replace(told, records=()))
         if told.records:
@@ -251,12 +252,12 @@ class LiveExchange:
                 case _:
                     assert_never(reply)
 
-    def _note(self, notes: Sequence[step.Note]) -> None:
+    def _note(self, notes: Sequence[Note]) -> None:
         self._follow(TraceKind.NOTE, notes)
         for note in notes:
             self._on_note(note)
 
-    def _follow(self, kind: TraceKind, things: Sequence[Event | Record | step.Reply | step.Note]) -> None:
+    def _follow(self, kind: TraceKind, things: Sequence[Event | Record | step.Reply | Note]) -> None:
         if self._trace is not None:
             self._trace.add(self.exchange.identity.operation_id, kind, things)
 

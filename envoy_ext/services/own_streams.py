@@ -12,9 +12,9 @@ from envoy_ext.domain.fleet_events import (
     StreamBytes,
 )
 from envoy_ext.domain.ids import AttemptId, PoolName, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished, AttemptLetGo, AttemptPlaced, AttemptProved
 from envoy_ext.domain.signals import read_known
 from envoy_ext.domain.slots import CancelBegan, CancelOver, CancelProof, SlotCount, Slots, SlotStep
-from envoy_ext.domain.step import AttemptFinished, AttemptLetGo, AttemptPlaced, AttemptProved
 from envoy_ext.ports import Clock
 
 BYTES_EVERY_S: Final = 1.0

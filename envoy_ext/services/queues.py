@@ -10,12 +10,12 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from envoy_ext.domain import step
 from envoy_ext.domain.admission_queue import AdmissionQueue, QueuePolicy
 from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.events import Event, RequestAdmitted, RequestShed
 from envoy_ext.domain.ids import OperationId, PoolName, ReplicaId
 from envoy_ext.domain.ladder import Outlook
+from envoy_ext.domain.notes import SlotGiven
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed
 from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Observer
@@ -76,7 +76,7 @@ class Queues:
         own = next(outcome for outcome in outcomes if outcome.operation_id == newcomer.operation_id)
         self._refuse(pool, [one for one in outcomes if isinstance(one, Shed) and one is not own])
         if isinstance(own, Granted) and room.limited:
-            self._observer.note(step.SlotGiven(pool, 0.0))
+            self._observer.note(SlotGiven(pool, 0.0))
         self._arm(pool)
         return own
 
@@ -177,7 +177,7 @@ class Queues:
     def _let_in(self, pool: PoolName, granted: Iterable[Granted]) -> None:
         for one in granted:
             tell = self._pools[pool].tells.pop(one.operation_id)
-            self._observer.note(step.SlotGiven(pool, one.waited_s))
+            self._observer.note(SlotGiven(pool, one.waited_s))
             tell(RequestAdmitted())
 
     def _refuse(self, pool: PoolName, shed: Iterable[Shed]) -> None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, assert_never
 
-from envoy_ext.domain import step
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import AttemptId, OperationId
 from envoy_ext.domain.json_rpc import address_answer
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import ToolCallDecided, ToolCallEnded
 from envoy_ext.domain.tool_calls import (
     CallAnswered,
     CallEnd,
@@ -289,7 +289,7 @@ class Tools:
             written.set()
             self._forget_end(live.operation_id, written)
         self._observer.note(
-            step.ToolCallEnded(live.request.tool, state, recorded, live.operation_id, call.call_id)
+            ToolCallEnded(live.request.tool, state, recorded, live.operation_id, call.call_id)
         )
         if live.left:
             return
@@ -314,9 +314,7 @@ class Tools:
         if claim is not None:
             call_id = claim.call_id if isinstance(claim, CallRefused) else claim.call.call_id
         tool = request.tool if request.tool in self._policies else None
-        self._observer.note(
-            step.ToolCallDecided(tool, outcome, request.operation_id, request.attempt_id, call_id)
-        )
+        self._observer.note(ToolCallDecided(tool, outcome, request.operation_id, request.attempt_id, call_id))
 
 
 def _address(live: LiveCall, result: KeptAnswer) -> KeptAnswer:

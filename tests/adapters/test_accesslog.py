@@ -11,6 +11,7 @@ from envoy_ext.adapters.accesslog_codec import read_attempt_progress
 from envoy_ext.domain import names, step
 from envoy_ext.domain.events import DeliveryClosed, ResponseBody
 from envoy_ext.domain.exchange_shared import ExchangePolicy
+from envoy_ext.domain.notes import AttemptFinished, ExchangeEnded
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Reason
 from envoy_ext.domain.silent_loss import Confirmation
 from envoy_ext.ports import Connection
@@ -54,12 +55,12 @@ class Logs:
         self._exchanges.receive(build_message(names.LOG_EXCHANGES, names.EXCHANGE, id, details, **common))
 
 
-def read_ends(sidecar: Sidecar) -> list[step.ExchangeEnded]:
-    return [note for note in sidecar.watcher.notes if isinstance(note, step.ExchangeEnded)]
+def read_ends(sidecar: Sidecar) -> list[ExchangeEnded]:
+    return [note for note in sidecar.watcher.notes if isinstance(note, ExchangeEnded)]
 
 
 def read_attempts(sidecar: Sidecar) -> list[AttemptOutcome]:
-    return [note.outcome for note in sidecar.watcher.notes if isinstance(note, step.AttemptFinished)]
+    return [note.outcome for note in sidecar.watcher.notes if isinstance(note, AttemptFinished)]
 
 
 async def wait_forgotten(sidecar: Sidecar) -> None:

@@ -6,6 +6,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.events import JournalFailed
 from envoy_ext.domain.ids import AttemptId
 from envoy_ext.domain.lease import LeasePolicy
+from envoy_ext.domain.notes import ExchangeEnded
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase
 from envoy_ext.domain.records import (
@@ -127,7 +128,7 @@ def test_an_end_is_recorded_once_whatever_still_comes():
     envoy.receive(entry)
     kinds = [type(record) for record in envoy.records]
     assert kinds.count(OperationEnded) == kinds.count(AttemptEnded) == 1
-    assert [type(note) for note in envoy.notes].count(step.ExchangeEnded) == 1
+    assert [type(note) for note in envoy.notes].count(ExchangeEnded) == 1
 
 
 # --- the journal fails --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.events import AttemptFenced, AttemptStopped, LogCause
 from envoy_ext.domain.ids import AttemptId, FencingToken
 from envoy_ext.domain.lease import FenceProof, LeasePolicy
+from envoy_ext.domain.notes import AttemptFinished, AttemptProved, FenceAwaited, FenceReached
 from envoy_ext.domain.outcomes import Reason
 from tests.support.exchange_builders import Policy, delta, done, finish, ping, role
 from tests.support.exchange_envoy import ATTEMPT_LOG, At, Envoy
@@ -139,7 +140,7 @@ def test_a_replay_that_waits_names_whom_it_waits_for_once() -> None:
     envoy = build_envoy()
     envoy.replica.is_lost(LogCause.UPSTREAM_TIMEOUT)
     envoy.wait(3.0)
-    awaited = [note for note in envoy.notes if isinstance(note, step.FenceAwaited)]
+    awaited = [note for note in envoy.notes if isinstance(note, FenceAwaited)]
     assert [(note.attempt_id, note.replica) for note in awaited] == [("att_1", "a")]
     assert envoy.exchange.waits_for_fence
 
@@ -152,7 +153,7 @@ def test_a_proof_of_death_ends_the_wait_at_once_and_its_length_is_told() -> None
     assert envoy.replica.at is At.GATE
     envoy.receive(AttemptFenced(AttemptId("att_1"), FenceProof.DEATH))
     assert envoy.replica.at is At.REPLICA
-    waited = [note.waited_s for note in envoy.notes if isinstance(note, step.FenceReached)]
+    waited = [note.waited_s for note in envoy.notes if isinstance(note, FenceReached)]
     assert waited == [1.5]
     assert not envoy.exchange.waits_for_fence
     assert not renew(envoy)
@@ -164,7 +165,7 @@ def test_a_process_that_is_known_to_be_dead_is_not_waited_for() -> None:
     envoy.receive(AttemptFenced(AttemptId("att_1"), FenceProof.DEATH))
     envoy.replica.is_lost(LogCause.UPSTREAM_RESET)
     assert envoy.replica.at is At.REPLICA
-    assert not [note for note in envoy.notes if isinstance(note, step.FenceAwaited | step.FenceReached)]
+    assert not [note for note in envoy.notes if isinstance(note, FenceAwaited | FenceReached)]
 
 
 def test_a_worker_is_waited_for_whatever_became_of_its_connection() -> None:
@@ -172,7 +173,7 @@ def test_a_worker_is_waited_for_whatever_became_of_its_connection() -> None:
     renew(envoy)
     envoy.replica.is_lost(LogCause.UPSTREAM_RESET)
     assert envoy.replica.at is At.GATE
-    assert [note.attempt_id for note in envoy.notes if isinstance(note, step.FenceAwaited)] == ["att_1"]
+    assert [note.attempt_id for note in envoy.notes if isinstance(note, FenceAwaited)] == ["att_1"]
     stop(envoy)
     assert envoy.replica.at is At.REPLICA
 
@@ -208,7 +209,7 @@ def test_what_no_replica_was_sent_needs_no_fence_and_keeps_its_name(
     envoy.replica.is_lost(cause)
     assert envoy.replica.at is At.REPLICA
     assert envoy.outcomes[0] == outcome
-    assert not [note for note in envoy.notes if isinstance(note, step.FenceAwaited)]
+    assert not [note for note in envoy.notes if isinstance(note, FenceAwaited)]
 
 
 def test_whom_a_worker_has_renewed_for_was_sent_it_whatever_is_said() -> None:
@@ -260,7 +261,7 @@ def read_acts_until(envoy: Envoy) -> float | None:
     (finished,) = [
         note
         for note in envoy.notes
-        if isinstance(note, step.AttemptFinished) and note.attempt_id == AttemptId("att_1")
+        if isinstance(note, AttemptFinished) and note.attempt_id == AttemptId("att_1")
     ]
     return finished.acts_until
 
@@ -299,7 +300,7 @@ def test_what_was_proved_before_its_stream_was_lost_acts_no_more(proof: str) -> 
         stop(envoy)
     else:
         envoy.receive(AttemptFenced(AttemptId("att_1"), FenceProof.DEATH))
-    told = [note for note in envoy.notes if isinstance(note, step.AttemptProved)]
+    told = [note for note in envoy.notes if isinstance(note, AttemptProved)]
     assert [(note.attempt_id, note.proof) for note in told] == [
         (AttemptId("att_1"), FenceProof.CANCEL_ACK if proof == "stopped" else FenceProof.DEATH)
     ]

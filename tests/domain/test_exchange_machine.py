@@ -35,6 +35,7 @@ from envoy_ext.domain.events import (
 )
 from envoy_ext.domain.ids import FencingToken, OperationId
 from envoy_ext.domain.inspection import BodyKind, Inspector, Verdict
+from envoy_ext.domain.notes import PhaseChanged
 from envoy_ext.domain.outcomes import Ending, RungName
 from envoy_ext.domain.records import AttemptStarted, FirstDeltaSent, OperationBegun, OperationEnded
 from envoy_ext.domain.tool_calls import CallState
@@ -350,7 +351,7 @@ class ExchangeMachine(RuleBasedStateMachine):
                     assert not self.last_word_said, f"{reply} behind the last word"
                     self.last_word_said = isinstance(reply, FINAL) or getattr(reply, "end", False)
             for note in taken.notes:
-                if isinstance(note, step.PhaseChanged):
+                if isinstance(note, PhaseChanged):
                     assert note.before is self.phase
                     self.phase = note.after
         assert self.begun == 1

@@ -7,6 +7,7 @@ import pytest
 from envoy_ext.domain import step
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.ids import ReplicaId
+from envoy_ext.domain.notes import ExchangeEnded, FirstDelta, MalformedEvents, PhaseChanged
 from envoy_ext.domain.outcomes import Ending, Phase
 from envoy_ext.domain.records import FirstDeltaSent
 from tests.support.exchange_builders import (
@@ -191,7 +192,7 @@ def test_a_length_is_promised_only_where_nothing_can_be_added(kind, may_append):
 
 def test_events_that_are_no_json_are_counted_and_passed_on():
     envoy = play(ReqChat(), role() + delta("Hel") + b"data: {broken\n\n" + finish() + done())
-    assert step.MalformedEvents(POOL, 1) in envoy.notes
+    assert MalformedEvents(POOL, 1) in envoy.notes
     assert envoy.end.ending is Ending.FINISHED
 
 
@@ -200,7 +201,7 @@ def test_the_time_to_the_first_delta_is_told_when_it_leaves():
     envoy.replica.answers(role())
     envoy.wait(2.5)
     envoy.replica.sends(delta("Hel"))
-    assert step.FirstDelta(POOL, 2.5, ReplicaId("a"), 2.5) in envoy.notes
+    assert FirstDelta(POOL, 2.5, ReplicaId("a"), 2.5) in envoy.notes
 
 
 def test_a_replica_is_held_to_its_own_attempt_s_time_and_not_to_the_one_that_was_lost():
@@ -209,14 +210,14 @@ def test_a_replica_is_held_to_its_own_attempt_s_time_and_not_to_the_one_that_was
     envoy.replica.is_lost()
     envoy.wait(0.5)
     envoy.replica.answers(role(), delta("Hel"))
-    assert step.FirstDelta(POOL, 3.5, ReplicaId("b"), 0.5) in envoy.notes
+    assert FirstDelta(POOL, 3.5, ReplicaId("b"), 0.5) in envoy.notes
 
 
 def test_an_answer_in_one_piece_says_nothing_of_how_fast_a_replica_begins():
     envoy = Envoy(ReqChat(stream=False))
     envoy.wait(3.0)
     envoy.replica.answers(b'{"choices": [{"finish_reason": "stop"}]}', type=JSON, end=True)
-    (first,) = (note for note in envoy.notes if isinstance(note, step.FirstDelta))
+    (first,) = (note for note in envoy.notes if isinstance(note, FirstDelta))
     assert (first.ttft_s, first.replica, first.attempt_s) == (3.0, "a", None)
 
 
@@ -235,7 +236,7 @@ def test_what_was_served_is_the_answer_s_own_word_or_else_what_the_fleet_knows()
 def test_an_answer_goes_through_its_phases():
     envoy = Envoy()
     envoy.replica.answers(answer("Hel"), end=True)
-    phases = [(n.before, n.after) for n in envoy.notes if isinstance(n, step.PhaseChanged)]
+    phases = [(n.before, n.after) for n in envoy.notes if isinstance(n, PhaseChanged)]
     assert phases == [(None, Phase.PREFILL), (Phase.PREFILL, Phase.DECODE), (Phase.DECODE, None)]
 
 
@@ -243,7 +244,7 @@ def test_the_end_is_told_with_its_counts():
     envoy = Envoy()
     envoy.wait(1.0)
     envoy.replica.answers(answer("Hel", "lo"), end=True)
-    (end,) = [note for note in envoy.notes if isinstance(note, step.ExchangeEnded)]
+    (end,) = [note for note in envoy.notes if isinstance(note, ExchangeEnded)]
     assert (end.ending, end.reason, end.code) == (Ending.FINISHED, None, None)
     assert (end.attempts, end.delivered_deltas, end.duration_s) == (1, 2, 1.0)
 

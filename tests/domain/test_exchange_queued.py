@@ -4,6 +4,7 @@ import pytest
 
 from envoy_ext.domain import step
 from envoy_ext.domain.events import RequestAdmitted, RequestShed
+from envoy_ext.domain.notes import PhaseChanged, RequestRefused
 from envoy_ext.domain.outcomes import Ending, OperationState, Phase, Reason
 from envoy_ext.domain.records import OperationBegun, OperationEnded
 from tests.support.exchange_builders import POOL, ReqChat, delta, done, finish
@@ -11,11 +12,11 @@ from tests.support.exchange_envoy import Envoy
 
 
 def refusals(envoy):
-    return [note for note in envoy.notes if isinstance(note, step.RequestRefused)]
+    return [note for note in envoy.notes if isinstance(note, RequestRefused)]
 
 
 def phases(envoy):
-    return [(note.before, note.after) for note in envoy.notes if isinstance(note, step.PhaseChanged)]
+    return [(note.before, note.after) for note in envoy.notes if isinstance(note, PhaseChanged)]
 
 
 def test_the_operation_begins_with_the_wait_and_envoy_is_asked_for_time():
@@ -51,7 +52,7 @@ def test_who_is_refused_gets_the_queues_word_and_the_second_to_come_back_in(code
         OperationState.FAILED,
         Phase.QUEUED,
     )
-    assert refusals(envoy) == [step.RequestRefused(POOL, code)]
+    assert refusals(envoy) == [RequestRefused(POOL, code)]
     assert envoy.exchange.finished, "no log entry bears its name: there is nothing to wait for"
 
 
@@ -71,7 +72,7 @@ def test_its_own_deadline_ends_the_wait_without_the_queue():
     envoy = Envoy(ReqChat(deadline_s=4.0), queued=True)
     envoy.wait(4.0)
     assert envoy.client.error.code == "deadline_exceeded"
-    assert refusals(envoy) == [step.RequestRefused(POOL, "deadline_exceeded")]
+    assert refusals(envoy) == [RequestRefused(POOL, "deadline_exceeded")]
     envoy.receive(RequestAdmitted())
     assert envoy.hops == []
 

@@ -6,6 +6,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.events import AttemptArrived, LogCause
 from envoy_ext.domain.exchange_shared import Tried
 from envoy_ext.domain.ids import AttemptId, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished, ReplayRefused, ReplayStarted
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Reason
 from envoy_ext.domain.records import AttemptEnded, FirstDeltaSent
 from tests.support.exchange_builders import (
@@ -47,8 +48,8 @@ def test_a_replica_lost_before_headers_is_replayed_on_another(cause):
     envoy.replica.answers(WHOLE, end=True)
     assert_one_whole_answer(envoy, attempts=2)
     assert envoy.outcomes == ["replica_died", "completed"]
-    assert replays(envoy) == [step.ReplayStarted(POOL, "b", AttemptOutcome.REPLICA_DIED)]
-    finished = [note for note in envoy.notes if isinstance(note, step.AttemptFinished)]
+    assert replays(envoy) == [ReplayStarted(POOL, "b", AttemptOutcome.REPLICA_DIED)]
+    finished = [note for note in envoy.notes if isinstance(note, AttemptFinished)]
     assert [(note.replica, note.outcome) for note in finished] == [("a", "replica_died"), ("b", "completed")]
 
 
@@ -312,7 +313,7 @@ def test_the_only_replica_of_a_pool_is_not_tried_twice():
     assert_refused(envoy, "upstream_unavailable", 503, Reason.REPLICA_DIED)
     assert envoy.started == 1
     assert refusals(envoy) == ["upstream_unavailable"]
-    (refused,) = (note for note in envoy.notes if isinstance(note, step.ReplayRefused))
+    (refused,) = (note for note in envoy.notes if isinstance(note, ReplayRefused))
     assert refused.detail == "no ready replica of its fingerprint is left that was not tried"
 
 

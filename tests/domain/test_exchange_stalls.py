@@ -2,8 +2,8 @@
 
 import pytest
 
-from envoy_ext.domain import step
 from envoy_ext.domain.events import AttemptProgressed, ExchangeProgressed, LogCause
+from envoy_ext.domain.notes import ExchangeEnded, PhaseChanged, StreamInterrupted
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.outcomes import Ending, Reason
 from envoy_ext.domain.write_stall import LOOKS, compute_look_s
@@ -43,10 +43,10 @@ def assert_stalled(envoy):
     assert (end.ending, end.state, end.reason) == (Ending.CLIENT_GONE, "cancelled", Reason.CLIENT_STALLED)
     assert envoy.outcomes == ["cancelled"]
     assert envoy.started == 1
-    assert step.StreamInterrupted(POOL, Reason.CLIENT_STALLED) in envoy.notes
-    phases = [note for note in envoy.notes if isinstance(note, step.PhaseChanged)]
+    assert StreamInterrupted(POOL, Reason.CLIENT_STALLED) in envoy.notes
+    phases = [note for note in envoy.notes if isinstance(note, PhaseChanged)]
     assert phases[-1].after is None
-    ended = next(note for note in envoy.notes if isinstance(note, step.ExchangeEnded))
+    ended = next(note for note in envoy.notes if isinstance(note, ExchangeEnded))
     assert (ended.ending, ended.reason) == (Ending.CLIENT_GONE, Reason.CLIENT_STALLED)
     assert envoy.exchange.finished
 

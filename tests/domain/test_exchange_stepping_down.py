@@ -6,6 +6,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.events import AnsweredHere, RequestAdmitted, RequestMoved, RequestShed
 from envoy_ext.domain.ids import PoolName
+from envoy_ext.domain.notes import PhaseChanged, RequestRefused
 from envoy_ext.domain.outcomes import Ending, OperationState, Phase, RungName
 from envoy_ext.domain.records import AttemptStarted
 from tests.support.exchange_builders import OPERATION, POOL, SMALL, ReqChat, delta, done, finish
@@ -41,7 +42,7 @@ def test_its_phases_are_counted_in_one_pool_at_a_time():
     envoy = Envoy(queued=True)
     envoy.receive(MOVED)
     envoy.receive(RequestAdmitted())
-    phases = [note for note in envoy.notes if isinstance(note, step.PhaseChanged)]
+    phases = [note for note in envoy.notes if isinstance(note, PhaseChanged)]
     assert [(note.pool, note.before, note.after) for note in phases] == [
         (POOL, None, Phase.QUEUED),
         (POOL, Phase.QUEUED, None),
@@ -72,7 +73,7 @@ def test_an_answer_of_the_gateways_own_is_all_that_the_client_gets(event, ending
     )
     assert (envoy.end.ending, envoy.end.state, envoy.end.status) == (ending, state, 200)
     assert (envoy.end.error_code, envoy.end.degraded) == ("queue_full", event.degraded)
-    assert not any(isinstance(note, step.RequestRefused) for note in envoy.notes)
+    assert not any(isinstance(note, RequestRefused) for note in envoy.notes)
     assert envoy.exchange.finished
     before = len(envoy.steps)
     for late in (RequestAdmitted(), RequestShed("queue_full", 1), MOVED, TEXT):

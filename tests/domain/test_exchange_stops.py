@@ -7,6 +7,7 @@ import pytest
 from envoy_ext.domain import step
 from envoy_ext.domain.events import DeliveryClosed, LogCause
 from envoy_ext.domain.ids import AttemptId
+from envoy_ext.domain.notes import ReplayRefused
 from envoy_ext.domain.outcomes import Ending, Reason
 from envoy_ext.domain.records import OperationEnded
 from tests.support.exchange_builders import (
@@ -57,7 +58,7 @@ def test_a_client_that_leaves_before_the_first_attempt_asks_gets_none():
     envoy.deliver("attempt 1")
     assert envoy.replies[-1] == step.RefuseAttempt(AttemptId("att_1"), "upstream_unavailable")
     assert envoy.started == 0
-    assert not any(isinstance(note, step.ReplayRefused) for note in envoy.notes)
+    assert not any(isinstance(note, ReplayRefused) for note in envoy.notes)
 
 
 def test_a_retry_for_a_client_that_has_left_is_refused():

@@ -5,6 +5,7 @@ import pytest
 from envoy_ext.domain import step
 from envoy_ext.domain.events import AttemptLogged, DeliveryClosed, LogCause, ResponseBody
 from envoy_ext.domain.ids import AttemptId
+from envoy_ext.domain.notes import PhaseChanged
 from envoy_ext.domain.outcomes import Ending
 from envoy_ext.domain.records import OperationBegun, OperationEnded
 from tests.support.exchange_builders import (
@@ -110,7 +111,7 @@ def test_a_stream_ends_once():
 
 
 def inflight(envoy):
-    notes = [note for note in envoy.notes if isinstance(note, step.PhaseChanged)]
+    notes = [note for note in envoy.notes if isinstance(note, PhaseChanged)]
     return sum((note.after is not None) - (note.before is not None) for note in notes)
 
 

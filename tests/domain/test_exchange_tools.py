@@ -5,6 +5,7 @@ import pytest
 from envoy_ext.domain import step
 from envoy_ext.domain.events import DeliveryClosed, LedgerRead
 from envoy_ext.domain.ids import AttemptId, OperationId
+from envoy_ext.domain.notes import LedgerAwaited, ReplayRefused, ReplayStarted
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Reason
 from envoy_ext.domain.records import AttemptEnded, AttemptStarted
 from envoy_ext.domain.tool_calls import CallState, ToolCall
@@ -18,7 +19,7 @@ UNKNOWN = made(CallState.UNKNOWN)
 
 
 def looks(envoy: Envoy) -> list[AttemptId]:
-    return [note.attempt_id for note in envoy.notes if isinstance(note, step.LedgerAwaited)]
+    return [note.attempt_id for note in envoy.notes if isinstance(note, LedgerAwaited)]
 
 
 def test_a_replay_starts_once_the_ledger_allows_it():
@@ -27,12 +28,12 @@ def test_a_replay_starts_once_the_ledger_allows_it():
     starts = [record for record in envoy.records if isinstance(record, AttemptStarted)]
     assert [record.number for record in starts] == [1, 2], "recorded before anybody looks"
     assert (envoy.started, looks(envoy), envoy.looked_up) == (1, ["att_2"], [OPERATION])
-    assert not [note for note in envoy.notes if isinstance(note, step.ReplayStarted)]
+    assert not [note for note in envoy.notes if isinstance(note, ReplayStarted)]
     envoy.catch_up(LEDGER)
     assert envoy.started == 2
     envoy.replica.answers(WHOLE, end=True)
     assert_one_whole_answer(envoy, 2)
-    assert len([note for note in envoy.notes if isinstance(note, step.ReplayStarted)]) == 1
+    assert len([note for note in envoy.notes if isinstance(note, ReplayStarted)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_replay_that_the_ledger_forbids_goes_nowhere_and_the_operation_says_wh
     assert (envoy.end.error_code, envoy.end.tool_call_id) == (code, call)
     assert envoy.end.ending is Ending.UPSTREAM_BROKE
     assert envoy.outcomes == ["replica_died", "refused"]
-    refused = [note for note in envoy.notes if isinstance(note, step.ReplayRefused)]
+    refused = [note for note in envoy.notes if isinstance(note, ReplayRefused)]
     assert [note.code for note in refused] == [code]
     where = dict(envoy.client.error.headers).get("location")
     assert where == (f"/v1/operations/{OPERATION}" if call else None)

@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from envoy_ext.domain import step
+from envoy_ext.domain.notes import FirstDelta
 from envoy_ext.domain.records import FirstDeltaSent
 from tests.support.exchange_builders import OPERATION, POOL
 
@@ -12,7 +13,7 @@ from tests.support.exchange_builders import OPERATION, POOL
 def test_a_builder_gives_what_was_put_in_and_is_empty_afterwards():
     builder = step.StepBuilder()
     record = FirstDeltaSent(OPERATION, "att_1", 1.0, None)
-    reply, note = step.ReleaseAttempt("att_1"), step.FirstDelta(POOL, 0.5)
+    reply, note = step.ReleaseAttempt("att_1"), FirstDelta(POOL, 0.5)
     builder.records.append(record)
     builder.replies.append(reply)
     builder.notes.append(note)

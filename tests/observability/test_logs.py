@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from envoy_ext.domain import step
 from envoy_ext.domain.errors import ImpossibleEvent
+from envoy_ext.domain.notes import (
+    BoundaryHeld,
+    ReplayRefused,
+    StoreBack,
+    StoreLost,
+    ToolCallDecided,
+    ToolCallEnded,
+)
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.tool_calls import CallState
 from envoy_ext.domain.tool_errors import CallOutcome
@@ -118,7 +125,7 @@ def test_an_exchange_ends_with_one_line_that_holds_its_ids_and_its_ending(
 def test_a_request_that_is_held_at_a_boundary_is_told_by_ids_alone(
     observer: LoggingObserver, lines: Lines
 ) -> None:
-    observer.note(SAMPLES[step.BoundaryHeld])
+    observer.note(SAMPLES[BoundaryHeld])
     event = one(lines)
     assert event.pop("ts").endswith("Z")
     assert event == {
@@ -144,7 +151,7 @@ def test_a_request_that_is_held_at_a_boundary_is_told_by_ids_alone(
 def test_a_tool_call_that_is_not_made_has_a_line_of_ids(
     observer: LoggingObserver, lines: Lines, outcome: CallOutcome, events: list[str]
 ) -> None:
-    observer.note(replace(SAMPLES[step.ToolCallDecided], outcome=outcome))  # type: ignore[arg-type]
+    observer.note(replace(SAMPLES[ToolCallDecided], outcome=outcome))  # type: ignore[arg-type]
     assert [event["event"] for event in lines.events] == events
 
 
@@ -161,7 +168,7 @@ def test_an_end_of_a_tool_call_that_nobody_knows_has_a_line(
     observer: LoggingObserver, lines: Lines, state: CallState, recorded: bool, events: list[str]
 ) -> None:
     observer.note(
-        replace(SAMPLES[step.ToolCallEnded], state=state, recorded=recorded)  # type: ignore[arg-type]
+        replace(SAMPLES[ToolCallEnded], state=state, recorded=recorded)  # type: ignore[arg-type]
     )
     assert [event["event"] for event in lines.events] == events
 
@@ -191,7 +198,7 @@ def test_a_lost_replica_is_a_warning_and_a_busy_one_or_a_clients_mistake_is_not(
 
 
 def test_a_replay_that_may_not_start_is_a_line_that_says_why(observer: LoggingObserver, lines: Lines) -> None:
-    observer.note(SAMPLES[step.ReplayRefused])
+    observer.note(SAMPLES[ReplayRefused])
     event = one(lines)
     said = {key: event[key] for key in ("level", "event", "operation_id", "pool", "code", "why")}
     assert said == {
@@ -219,10 +226,10 @@ def test_a_bug_is_logged_with_where_it_was_and_its_stack(observer: LoggingObserv
 def test_a_store_that_is_down_is_told_once_and_not_with_each_append(
     observer: LoggingObserver, lines: Lines
 ) -> None:
-    observer.note(step.StoreLost("the disk is full"))
+    observer.note(StoreLost("the disk is full"))
     for _ in range(3):
         observer.note_journal(2.0, failed=True)
-    observer.note(step.StoreBack(12.5))
+    observer.note(StoreBack(12.5))
     lost, back = lines.events
     assert (lost["event"], lost["level"], lost["why"]) == ("store_lost", "error", "the disk is full")
     assert (back["event"], back["level"], back["seconds"]) == ("store_back", "warning", 12.5)

@@ -5,13 +5,29 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from envoy_ext import __version__
-from envoy_ext.domain import step
 from envoy_ext.domain.availability import Availability, ServingReason
 from envoy_ext.domain.client_errors import CODES
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.fleet_events import ControlCallPassed, Discovered
 from envoy_ext.domain.fleet_view import FleetView, Offer, PoolView, ReplicaProfile, ReplicaView
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.notes import (
+    AttemptFinished,
+    AttemptLetGo,
+    AttemptPlaced,
+    AttemptProved,
+    FenceAwaited,
+    FirstDelta,
+    LedgerAwaited,
+    MalformedEvents,
+    PhaseChanged,
+    ReplayRefused,
+    ReplayStarted,
+    StoreBack,
+    StoreLost,
+    StreamInterrupted,
+    ToolCallEnded,
+)
 from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, Phase, Reason
 from envoy_ext.domain.readiness import ReplicaGate
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
@@ -89,20 +105,18 @@ def note_everything(metrics: Metrics, observer: MetricsObserver) -> None:
     observer.note_bug("here", ValueError())
     observer.note_journal(0.001, failed=False)
     observer.note_journal(0.001, failed=True)
-    observer.note(
-        step.ToolCallEnded("mail", CallState.RECORDED, False, OperationId("op_1"), CallId("call_1"))
-    )
+    observer.note(ToolCallEnded("mail", CallState.RECORDED, False, OperationId("op_1"), CallId("call_1")))
     metrics.note_refusal("", "invalid_request")
     metrics.note_abort(CHAT, "asked")
     metrics.note_chunk(0.0001)
 
 
 FLEETS_OWN = (
-    step.AttemptLetGo,
-    step.AttemptPlaced,
-    step.AttemptProved,
-    step.FenceAwaited,
-    step.LedgerAwaited,
+    AttemptLetGo,
+    AttemptPlaced,
+    AttemptProved,
+    FenceAwaited,
+    LedgerAwaited,
 )
 """What is counted where streams run."""
 
@@ -111,8 +125,8 @@ FLEETS_OWN = (
 def test_every_kind_of_note_that_is_counted_changes_a_metric(
     kind: type, metrics: Metrics, observer: MetricsObserver
 ) -> None:
-    if kind is step.StoreBack:
-        observer.note(SAMPLES[step.StoreLost])
+    if kind is StoreBack:
+        observer.note(SAMPLES[StoreLost])
     before = read(metrics)
     observer.note(SAMPLES[kind])
     assert read(metrics) != before
@@ -152,22 +166,22 @@ def test_inflight_follows_an_exchange_through_its_phases_and_back_to_zero(
     def counts() -> list[float]:
         return [value(metrics, "envoy_ext_inflight", pool="chat", phase=phase) for phase in INFLIGHT_PHASES]
 
-    observer.note(step.PhaseChanged(CHAT, None, Phase.QUEUED))
-    observer.note(step.PhaseChanged(CHAT, None, Phase.QUEUED))
+    observer.note(PhaseChanged(CHAT, None, Phase.QUEUED))
+    observer.note(PhaseChanged(CHAT, None, Phase.QUEUED))
     assert counts() == [2, 0, 0]
-    observer.note(step.PhaseChanged(CHAT, Phase.QUEUED, Phase.PREFILL))
+    observer.note(PhaseChanged(CHAT, Phase.QUEUED, Phase.PREFILL))
     assert counts() == [1, 1, 0]
-    observer.note(step.PhaseChanged(CHAT, Phase.PREFILL, Phase.DECODE))
+    observer.note(PhaseChanged(CHAT, Phase.PREFILL, Phase.DECODE))
     assert counts() == [1, 0, 1]
     assert metrics.count_inflight("chat") == {Phase.QUEUED: 1, Phase.PREFILL: 0, Phase.DECODE: 1}
-    observer.note(step.PhaseChanged(CHAT, Phase.DECODE, None))
-    observer.note(step.PhaseChanged(CHAT, Phase.QUEUED, Phase.COMPLETED))
+    observer.note(PhaseChanged(CHAT, Phase.DECODE, None))
+    observer.note(PhaseChanged(CHAT, Phase.QUEUED, Phase.COMPLETED))
     assert counts() == [0, 0, 0]
     assert metrics.count_inflight("embed") == dict.fromkeys(INFLIGHT_PHASES, 0)
 
 
 def test_ends_and_replays_are_counted_by_their_words(metrics: Metrics, observer: MetricsObserver) -> None:
-    for kind in (step.ReplayStarted, step.ReplayRefused, step.StreamInterrupted, step.MalformedEvents):
+    for kind in (ReplayStarted, ReplayRefused, StreamInterrupted, MalformedEvents):
         observer.note(SAMPLES[kind])
     observer.note(exchange_ended())
     observer.note(exchange_ended(ending=Ending.FINISHED))
@@ -183,7 +197,7 @@ def test_ends_and_replays_are_counted_by_their_words(metrics: Metrics, observer:
 
 
 def test_times_go_into_histograms_in_seconds(metrics: Metrics, observer: MetricsObserver) -> None:
-    observer.note(step.FirstDelta(CHAT, 0.3))
+    observer.note(FirstDelta(CHAT, 0.3))
     metrics.note_chunk(30e-6)
     observer.note_journal(0.004, failed=False)
     assert value(metrics, "envoy_ext_ttft_seconds_sum") == pytest.approx(0.3)
@@ -226,7 +240,7 @@ def test_the_number_of_series_does_not_grow_with_the_number_of_requests(
     for number in range(500):
         observer.note(exchange_ended(request_id=f"req-{number}"))
         observer.note(
-            step.AttemptFinished(
+            AttemptFinished(
                 OperationId(f"op_{number}"),
                 AttemptId(f"att_{number}"),
                 CHAT,
@@ -235,8 +249,8 @@ def test_the_number_of_series_does_not_grow_with_the_number_of_requests(
                 f"detail {number}",
             )
         )
-        observer.note(step.ReplayStarted(CHAT, ReplicaId(f"r{number}"), AttemptOutcome.REPLICA_DIED))
-        observer.note(step.FirstDelta(CHAT, float(number)))
+        observer.note(ReplayStarted(CHAT, ReplicaId(f"r{number}"), AttemptOutcome.REPLICA_DIED))
+        observer.note(FirstDelta(CHAT, float(number)))
     assert len(read(metrics)) == before
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envoy_ext.domain.step import Note
+from envoy_ext.domain.notes import Note
 from envoy_ext.observability.observers import Observers
 from tests.support.notes import KINDS, SAMPLES, exchange_ended
 

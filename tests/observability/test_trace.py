@@ -16,6 +16,7 @@ from envoy_ext.domain.errors import JournalUnavailable, NotOwner
 from envoy_ext.domain.events import AttemptBody, RequestArrived
 from envoy_ext.domain.ids import AttemptId, FencingToken
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import Note
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.records import AttemptStarted, Record
 from envoy_ext.domain.step import FailOver, ForwardBody, RespondLocally
@@ -29,7 +30,7 @@ ATTEMPT = AttemptId("att_1")
 def list_types() -> list[type]:
     """Every event, record, reply and note, and what stands in them."""
     found: list[type] = []
-    unions = (events.Event, records.Record, step.Reply, step.Note)
+    unions = (events.Event, records.Record, step.Reply, Note)
     waiting = [one for union in unions for one in typing.get_args(union)] + [RequestArrived]
     while waiting:
         one = waiting.pop()

@@ -10,6 +10,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.boundaries import FORBIDDEN, DataClass
 from envoy_ext.domain.events import DeliveryClosed
 from envoy_ext.domain.ids import PoolName
+from envoy_ext.domain.notes import BoundaryHeld, RequestRefused
 from tests.support.sidecar import MODEL, POOL, Sent, Sidecar
 
 BOUNDARIES = ["local", "site", "external:a", "external:b"]
@@ -94,16 +95,16 @@ def test_no_attempt_starts_outside(
         )
     else:
         assert len(started) == 1
-    held = [note for note in sidecar.watcher.notes if isinstance(note, step.BoundaryHeld)]
+    held = [note for note in sidecar.watcher.notes if isinstance(note, BoundaryHeld)]
     assert len(held) == (0 if started else 1)
 
 
 async def test_what_is_held_is_counted_for_the_pool_that_was_not_reached_and_named_by_ids() -> None:
     sidecar = Sidecar(others={"partner": "external:p"})
     client, _ = await send(sidecar, "partner", None)
-    (held,) = [note for note in sidecar.watcher.notes if isinstance(note, step.BoundaryHeld)]
-    assert held == step.BoundaryHeld(PoolName("partner"), "req-1", None, "default")
-    assert not any(isinstance(note, step.RequestRefused) for note in sidecar.watcher.notes)
+    (held,) = [note for note in sidecar.watcher.notes if isinstance(note, BoundaryHeld)]
+    assert held == BoundaryHeld(PoolName("partner"), "req-1", None, "default")
+    assert not any(isinstance(note, RequestRefused) for note in sidecar.watcher.notes)
     assert [reply.error.http_status for reply in client.replies] == [403]  # type: ignore[union-attr]
     assert await sidecar.journal.list_recent(10) == []
 
@@ -124,6 +125,6 @@ async def test_an_attempt_that_the_gate_holds_is_recorded_with_its_operation() -
     sidecar = Sidecar(others={"partner": "external:p"})
     await send(sidecar, MODEL, None, routed_to="partner")
     operation = await sidecar.operation()
-    (held,) = [note for note in sidecar.watcher.notes if isinstance(note, step.BoundaryHeld)]
+    (held,) = [note for note in sidecar.watcher.notes if isinstance(note, BoundaryHeld)]
     assert (held.operation_id, held.pool) == (operation.operation_id, "partner")
     assert [attempt.started_at for attempt in operation.attempts] == []

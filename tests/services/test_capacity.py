@@ -11,9 +11,9 @@ from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.fleet_events import ControlCallPassed, Removed, Scraped
 from envoy_ext.domain.fleet_view import ViewPolicy
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished, PhaseChanged
 from envoy_ext.domain.outcomes import AttemptOutcome, Phase
 from envoy_ext.domain.sample import Sample
-from envoy_ext.domain.step import AttemptFinished, PhaseChanged
 from envoy_ext.services.capacity import Capacity
 from envoy_ext.services.fleet import Fleet, FleetPool
 from envoy_ext.wiring.fleet import build_readiness

@@ -12,6 +12,7 @@ from envoy_ext.domain.events import AttemptUnanswered, DeliveryClosed, LogCause
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.fleet_events import Scraped
 from envoy_ext.domain.ids import AttemptId, FencingToken, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished, AttemptProved, FenceAwaited
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.sample import Sample
@@ -170,10 +171,10 @@ async def test_a_refusal_at_an_address_that_has_gone_to_another_pod_proves_nothi
     sidecar.exchanges.tell_loss(live, AttemptUnanswered(attempt_id, loss, ReplicaId("a"), "lost", AT))
     await sidecar.settle()
     hop = ask_again(sidecar, live)
-    await wait_for(lambda: any(isinstance(note, step.FenceAwaited) for note in sidecar.watcher.notes))
+    await wait_for(lambda: any(isinstance(note, FenceAwaited) for note in sidecar.watcher.notes))
     await asyncio.sleep(0.1)
     assert not any(isinstance(reply, step.StartAttempt) for reply in hop.replies)
-    (lost,) = [note for note in sidecar.watcher.notes if isinstance(note, step.AttemptFinished)]
+    (lost,) = [note for note in sidecar.watcher.notes if isinstance(note, AttemptFinished)]
     assert lost.outcome is AttemptOutcome.NETWORK_PARTITION
     live.receive(DeliveryClosed())
     await sidecar.settle()
@@ -197,7 +198,7 @@ async def test_a_page_of_a_process_that_started_later_proves_the_death_of_the_on
     lost = AttemptUnanswered(attempt_id, LogCause.UPSTREAM_TIMEOUT, ReplicaId("a"), "cut", AT)
     sidecar.exchanges.tell_loss(live, lost)
     hop = ask_again(sidecar, live)
-    await wait_for(lambda: any(isinstance(note, step.FenceAwaited) for note in sidecar.watcher.notes))
+    await wait_for(lambda: any(isinstance(note, FenceAwaited) for note in sidecar.watcher.notes))
     if before != "before the loss":
         await asyncio.sleep(0.1)
         assert not any(isinstance(reply, step.StartAttempt) for reply in hop.replies)
@@ -232,9 +233,9 @@ async def test_a_port_that_accepts_behind_a_long_silence_proves_nothing(
     monkeypatch.setattr(silent_loss, "GIVEN_UP_S", silent_loss.LATE_S + 0.05)
     sidecar = build_sidecar(FakeProbe(Reach.ACCEPTED))
     live, hop = await lose_a_connection(sidecar, silent_s=0.1)
-    await wait_for(lambda: any(isinstance(note, step.FenceAwaited) for note in sidecar.watcher.notes))
+    await wait_for(lambda: any(isinstance(note, FenceAwaited) for note in sidecar.watcher.notes))
     assert not any(isinstance(reply, step.StartAttempt) for reply in hop.replies)
-    (lost,) = [note for note in sidecar.watcher.notes if isinstance(note, step.AttemptFinished)]
+    (lost,) = [note for note in sidecar.watcher.notes if isinstance(note, AttemptFinished)]
     assert lost.outcome is AttemptOutcome.NETWORK_PARTITION
     live.receive(DeliveryClosed())
     await sidecar.settle()
@@ -248,7 +249,7 @@ async def test_a_replica_that_let_go_or_died_is_not_waited_for(
     sidecar = build_sidecar(FakeProbe(reach))
     _, hop = await lose_a_connection(sidecar, silent_s)
     await wait_for(lambda: any(isinstance(reply, step.StartAttempt) for reply in hop.replies))
-    assert not any(isinstance(note, step.FenceAwaited) for note in sidecar.watcher.notes)
+    assert not any(isinstance(note, FenceAwaited) for note in sidecar.watcher.notes)
 
 
 @pytest.mark.parametrize("cause", [LogCause.COMPLETED, LogCause.DOWNSTREAM_GONE, LogCause.CONNECT_REFUSED])
@@ -271,7 +272,7 @@ async def test_a_refused_connection_fences_an_attempt_whose_worker_had_renewed()
     await sidecar.settle()
     second = ask_again(sidecar, live)
     await wait_for(lambda: any(isinstance(reply, step.StartAttempt) for reply in second.replies))
-    assert not any(isinstance(note, step.FenceAwaited) for note in sidecar.watcher.notes)
+    assert not any(isinstance(note, FenceAwaited) for note in sidecar.watcher.notes)
 
 
 TO_A = Connection("10.0.0.9", 40_000, "10.0.0.1", 8000)
@@ -331,7 +332,7 @@ async def test_a_replica_that_confirms_nothing_is_lost_unless_somebody_is_there(
     failed = [reply.outcome for reply in hop.replies if isinstance(reply, step.FailOver)]
     assert failed == ([] if outcome is None else [outcome])
     assert (kernel.asked, probe.asked) == ([TO_A], [AT])
-    proved = any(isinstance(note, step.AttemptProved) for note in sidecar.watcher.notes)
+    proved = any(isinstance(note, AttemptProved) for note in sidecar.watcher.notes)
     assert proved is (reach is Reach.REFUSED)
 
 

@@ -21,11 +21,11 @@ from envoy_ext.domain.fleet_events import (
 )
 from envoy_ext.domain.fleet_view import FleetView, Offer, ViewPolicy
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.readiness_policy import SLOW_START_S
 from envoy_ext.domain.replica_life import SERVING
 from envoy_ext.domain.sample import Sample
-from envoy_ext.domain.step import AttemptFinished
 from envoy_ext.services.exchange_replicas import ExchangeReplicas
 from envoy_ext.services.fleet import TICK_S, Fleet, FleetPool
 from envoy_ext.services.fleet_members import REMEMBER_S

@@ -34,10 +34,10 @@ from envoy_ext.domain.fleet_events import (
 )
 from envoy_ext.domain.fleet_view import FleetView, Offer, PoolView, ViewPolicy
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.replica_life import ReplicaState
 from envoy_ext.domain.sample import GpuSample, Sample, ScrapeFailure
-from envoy_ext.domain.step import AttemptFinished
 from envoy_ext.services.exchange_replicas import ExchangeReplicas
 from envoy_ext.services.fleet import TICK_S, Fleet, FleetPool
 from envoy_ext.wiring.fleet import Endpoints, build_readiness

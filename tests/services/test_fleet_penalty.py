@@ -8,9 +8,9 @@ from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.fleet_events import ControlCallPassed, Scraped
 from envoy_ext.domain.fleet_view import Offer, ViewPolicy
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.sample import Sample
-from envoy_ext.domain.step import AttemptFinished
 from envoy_ext.services.fleet import TICK_S, Fleet, FleetPool
 from envoy_ext.wiring.fleet import build_readiness
 from tests.support.clock import ManualClock

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.domain import step
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost, StoreSilent
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import Note, StoreBack, StoreLost
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, Record
@@ -103,7 +103,7 @@ class Guarded:
         return [one async for one in self.store.orphaned()]
 
     @property
-    def notes(self) -> list[step.Note]:
+    def notes(self) -> list[Note]:
         return self.watcher.notes
 
 
@@ -135,7 +135,7 @@ async def test_an_outage_is_told_once_at_its_start_and_once_at_its_end() -> None
     guarded.inner.mend()
     await guarded.begin()
     await guarded.begin("op_2")
-    assert guarded.notes == [step.StoreLost("the disk is full"), step.StoreBack(6.0)]
+    assert guarded.notes == [StoreLost("the disk is full"), StoreBack(6.0)]
     assert guarded.backs == 1
     assert not guarded.store.down
 

@@ -1,6 +1,6 @@
 """Three questions about the sidecar's health, and what speaks against each."""
 
-from envoy_ext.domain.step import StoreBack, StoreLost
+from envoy_ext.domain.notes import StoreBack, StoreLost
 from envoy_ext.services.health import JOURNAL_FAILED_FOR_S, HealthState
 from tests.support.clock import ManualClock
 from tests.support.notes import SAMPLES

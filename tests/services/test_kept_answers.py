@@ -18,6 +18,7 @@ from envoy_ext.domain.events import (
 )
 from envoy_ext.domain.ids import OperationId, ReplicaId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import AnswerReplayed
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.records import OperationEnded
 from tests.support.journals import leave
@@ -41,7 +42,7 @@ async def test_a_repeat_is_given_the_same_bytes_and_costs_nothing() -> None:
     (operation,) = await sidecar.journal.list_recent(10)
     expected = KeptAnswer(200, KEPT_HEADERS, WHOLE)
     assert again.sent.replies == [step.GiveAnswer(expected, "req-2", operation.operation_id, 1)]
-    assert sidecar.watcher.notes[-1] == step.AnswerReplayed(operation.pool, operation.operation_id, "req-2")
+    assert sidecar.watcher.notes[-1] == AnswerReplayed(operation.pool, operation.operation_id, "req-2")
     assert sidecar.exchanges.inflight == 0
     assert sidecar.queues.idle
 

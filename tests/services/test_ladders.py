@@ -21,6 +21,7 @@ from envoy_ext.domain.ladder import (
     ShortenGeneration,
     Template,
 )
+from envoy_ext.domain.notes import BoundaryHeld, HandOffFailed, RequestDegraded, RequestRefused
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import Ending, OperationState, RungName
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
@@ -110,8 +111,8 @@ async def test_another_pool_is_asked_by_its_models_name_and_all_else_is_the_clie
     assert forwarded.pool == SMALL
     repeat, third = await send(sidecar, "req-3", key="k")
     assert read_error(repeat) == "operation_in_progress"
-    noted = [note for note in sidecar.watcher.notes if isinstance(note, step.RequestDegraded)]
-    assert noted == [step.RequestDegraded(SMALL, (RungName.POOL,))]
+    noted = [note for note in sidecar.watcher.notes if isinstance(note, RequestDegraded)]
+    assert noted == [RequestDegraded(SMALL, (RungName.POOL,))]
     await leave(sidecar, first, delivery, again, third)
     assert sidecar.queues.idle
 
@@ -137,9 +138,9 @@ async def test_a_pool_outside_is_never_a_way_out_and_says_so_where_it_is_the_las
     await fill(sidecar)
     client, _ = await send(sidecar, "req-1")
     assert read_error(client) == "data_class_forbidden"
-    held = [note for note in sidecar.watcher.notes if isinstance(note, step.BoundaryHeld)]
-    assert held == [step.BoundaryHeld(FAR, "req-1", None, "default")]
-    assert not any(isinstance(note, step.RequestRefused) for note in sidecar.watcher.notes)
+    held = [note for note in sidecar.watcher.notes if isinstance(note, BoundaryHeld)]
+    assert held == [BoundaryHeld(FAR, "req-1", None, "default")]
+    assert not any(isinstance(note, RequestRefused) for note in sidecar.watcher.notes)
     inside = build(TO_FAR, data_classes=(DataClass("public", frozenset({"local", "external:p"})),))
     await fill(inside)
     client, _ = await send(inside, "req-1", data_class="public")
@@ -199,7 +200,7 @@ async def test_where_nobody_takes_it_the_next_rung_holds() -> None:
     client, _ = await send(sidecar, "req-1")
     operation = await sidecar.operation("req-1")
     assert operation.degraded == (RungName.TEMPLATE,)
-    assert step.HandOffFailed(operation.operation_id, POOL) in sidecar.watcher.notes
+    assert HandOffFailed(operation.operation_id, POOL) in sidecar.watcher.notes
     nobody = build(PERSON, hand_offs=Person(takes=False))
     await fill(nobody)
     client, _ = await send(nobody, "req-1")
@@ -286,7 +287,7 @@ def test_an_operation_with_side_effects_goes_as_it_is_or_not_at_all(
         if isinstance(reply, step.ForwardRequest):
             assert (reply.pool, reply.changed_body) == (POOL, None)
     assert all((one.pool, one.degraded) == (POOL, ()) for one in operations)
-    assert not any(isinstance(note, step.RequestDegraded) for note in sidecar.watcher.notes)
+    assert not any(isinstance(note, RequestDegraded) for note in sidecar.watcher.notes)
 
 
 PLACES = ["local", "site", "external:p"]

@@ -21,6 +21,7 @@ from envoy_ext.domain.events import (
     ResponseStarted,
 )
 from envoy_ext.domain.ids import AttemptId, FencingToken, ReplicaId
+from envoy_ext.domain.notes import ExchangeEnded, SlotGiven
 from envoy_ext.domain.slots import SlotCount
 from envoy_ext.services.leases import Leases
 from tests.support.members import show_idle
@@ -229,8 +230,8 @@ async def test_nothing_is_left_when_all_is_over() -> None:
     await asyncio.wait({pages})
 
     assert sidecar.watcher.bugs == []
-    assert any(isinstance(note, step.SlotGiven) and note.waited_s > 0 for note in sidecar.watcher.notes)
-    ended = sum(isinstance(note, step.ExchangeEnded) for note in sidecar.watcher.notes)
+    assert any(isinstance(note, SlotGiven) and note.waited_s > 0 for note in sidecar.watcher.notes)
+    ended = sum(isinstance(note, ExchangeEnded) for note in sidecar.watcher.notes)
     assert ended >= EACH * (len(WAYS) - 1)
     assert not any(count_phases(sidecar.watcher.notes).values())
     streams, exchanges, repeats = sidecar.fleet.streams, sidecar.exchanges, sidecar.exchanges.repeats

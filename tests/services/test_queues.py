@@ -23,6 +23,7 @@ from envoy_ext.domain.events import (
     ResponseStarted,
 )
 from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
+from envoy_ext.domain.notes import AttemptFinished, RequestRefused, SlotGiven
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase
 from envoy_ext.domain.records import OperationBegun
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
@@ -130,7 +131,7 @@ async def test_a_request_waits_until_the_attempt_before_it_is_over() -> None:
     assert second.told == ["HoldRequest", "ForwardRequest"]
     await second.start()
     await second.finish()
-    waits = [note.waited_s for note in sidecar.watcher.notes if isinstance(note, step.SlotGiven)]
+    waits = [note.waited_s for note in sidecar.watcher.notes if isinstance(note, SlotGiven)]
     assert len(waits) == 2
     assert waits[0] == 0.0
     assert waits[1] > 0.0
@@ -212,8 +213,8 @@ async def test_a_full_line_refuses_without_an_operation_and_sends_the_newest_of_
     assert (second.told, third.told) == (["HoldRequest"], ["queue_full"])
     assert third.error.error.operation_id is None
     assert 1 <= (third.error.error.retry_after_s or 0) <= 30
-    refusals = [note for note in sidecar.watcher.notes if isinstance(note, step.RequestRefused)]
-    assert refusals == [step.RequestRefused(POOL, "queue_full")]
+    refusals = [note for note in sidecar.watcher.notes if isinstance(note, RequestRefused)]
+    assert refusals == [RequestRefused(POOL, "queue_full")]
     assert len(await sidecar.journal.list_recent(10)) == 2
     first.leave()
     second.leave()
@@ -243,7 +244,7 @@ async def test_a_slot_that_came_free_unseen_goes_to_who_waits_and_not_to_who_com
     waits = Client(sidecar)
     await let_tasks_run()
     assert waits.told == ["HoldRequest"]
-    end = step.AttemptFinished(
+    end = AttemptFinished(
         OperationId("op_other"), elsewhere, POOL, ReplicaId("a"), AttemptOutcome.COMPLETED, ""
     )
     sidecar.fleet.streams.note(end)
@@ -421,7 +422,7 @@ async def test_where_nobody_says_how_much_a_replica_takes_nothing_waits() -> Non
     await let_tasks_run()
     assert all(client.told == ["ForwardRequest"] for client in clients)
     assert sidecar.queues.show(POOL).slots is None
-    assert not any(isinstance(note, step.SlotGiven) for note in sidecar.watcher.notes)
+    assert not any(isinstance(note, SlotGiven) for note in sidecar.watcher.notes)
     for client in clients:
         client.leave()
     await settle(sidecar)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from envoy_ext.domain import step
 from envoy_ext.domain.ids import AttemptId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import ReplayRefused
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallState, NewCall
 from envoy_ext.services.authz import Authz, CheckRequest
@@ -82,7 +82,7 @@ async def test_an_operation_whose_call_may_have_acted_does_not_run_again(
     assert (error.code, error.http_status, error.retry_after_s) == (code, retries, None)
     assert error.operation_id == operation.operation_id
     assert dict(error.headers)["location"] == f"/v1/operations/{operation.operation_id}"
-    (refused,) = [one for one in sidecar.watcher.notes if isinstance(one, step.ReplayRefused)]
+    (refused,) = [one for one in sidecar.watcher.notes if isinstance(one, ReplayRefused)]
     assert (refused.operation_id, refused.code) == (operation.operation_id, code)
     assert "call_" in refused.detail
     assert await check(sidecar) == code

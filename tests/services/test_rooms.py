@@ -4,8 +4,8 @@ import pytest
 
 from envoy_ext.domain.fleet_events import Scraped
 from envoy_ext.domain.ids import AttemptId, PoolName, ReplicaId
+from envoy_ext.domain.notes import AttemptLetGo, AttemptPlaced
 from envoy_ext.domain.sample import Sample
-from envoy_ext.domain.step import AttemptLetGo, AttemptPlaced
 from envoy_ext.services.rooms import Rooms
 from tests.services.test_fleet import POOL, A, B, Played
 from tests.support.members import place

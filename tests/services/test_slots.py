@@ -10,10 +10,10 @@ from envoy_ext.domain.events import DeliveryClosed, LogCause, ResponseBody
 from envoy_ext.domain.fleet_events import DrainEnded, Scraped
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, ReplicaId
 from envoy_ext.domain.lease import FenceProof
+from envoy_ext.domain.notes import AttemptFinished, AttemptLetGo, AttemptProved
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.sample import Sample
 from envoy_ext.domain.slots import CancelOver, CancelProof, SlotCount
-from envoy_ext.domain.step import AttemptFinished, AttemptLetGo, AttemptProved
 from envoy_ext.services.fleet import TICK_S
 from envoy_ext.services.leases import LeaseAnswer, Leases
 from envoy_ext.services.rooms import Rooms

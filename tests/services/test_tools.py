@@ -8,11 +8,11 @@ import pytest
 
 from envoy_ext.adapters.clock import SystemClock
 from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.domain import step
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import AttemptId, OperationId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.notes import ToolCallDecided, ToolCallEnded
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import Record
 from envoy_ext.domain.tool_calls import CallEnd, CallState, Claim, NewCall, ToolCall
@@ -127,12 +127,12 @@ class Desk:
 
     @property
     def outcomes(self) -> list[CallOutcome]:
-        return [note.outcome for note in self.watcher.notes if isinstance(note, step.ToolCallDecided)]
+        return [note.outcome for note in self.watcher.notes if isinstance(note, ToolCallDecided)]
 
     @property
     def ends(self) -> list[tuple[CallState, bool]]:
         notes = self.watcher.notes
-        return [(note.state, note.recorded) for note in notes if isinstance(note, step.ToolCallEnded)]
+        return [(note.state, note.recorded) for note in notes if isinstance(note, ToolCallEnded)]
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ async def test_a_path_of_no_tool_is_not_found(desk: Desk) -> None:
     _, engine = await desk.ask(tool="")
     assert engine.told == [(404, "invalid_request")]
     (note,) = desk.watcher.notes
-    assert isinstance(note, step.ToolCallDecided)
+    assert isinstance(note, ToolCallDecided)
     assert note.tool is None
 
 

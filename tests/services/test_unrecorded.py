@@ -17,6 +17,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, SeatId
 from envoy_ext.domain.lease import LeasePolicy
+from envoy_ext.domain.notes import ExchangeEnded, WentUnrecorded
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import AttemptStarted, FirstDeltaSent, OperationBegun, OperationEnded, Record
 from envoy_ext.domain.tool_calls import CallRefusal, CallRefused, NewCall, ToolCall
@@ -61,7 +62,7 @@ class Outage:
         await let_tasks_run()
 
     def count_unrecorded(self) -> int:
-        return sum(isinstance(note, step.WentUnrecorded) for note in self.sidecar.watcher.notes)
+        return sum(isinstance(note, WentUnrecorded) for note in self.sidecar.watcher.notes)
 
     async def check(self) -> None:
         await settle_by(self)
@@ -98,7 +99,7 @@ async def test_a_request_of_a_class_that_may_is_answered_in_full_and_told_that_i
     assert not headers_of(sent).recorded
     assert outage.count_unrecorded() == 1
     await outage.check()
-    (ended,) = [note for note in outage.sidecar.watcher.notes if isinstance(note, step.ExchangeEnded)]
+    (ended,) = [note for note in outage.sidecar.watcher.notes if isinstance(note, ExchangeEnded)]
     assert (ended.ending, ended.recorded) == (Ending.FINISHED, False)
 
 

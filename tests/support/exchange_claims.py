@@ -2,7 +2,7 @@
 
 import json
 
-from envoy_ext.domain import step
+from envoy_ext.domain.notes import ReplayRefused, ReplayStarted, StreamInterrupted
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.outcomes import Ending
 from tests.support.exchange_builders import OPERATION, POOL, answer, delta, role
@@ -37,11 +37,11 @@ def assert_refused(envoy, code, status, reason=None):
 
 
 def replays(envoy):
-    return [note for note in envoy.notes if isinstance(note, step.ReplayStarted)]
+    return [note for note in envoy.notes if isinstance(note, ReplayStarted)]
 
 
 def refusals(envoy):
-    return [note.code for note in envoy.notes if isinstance(note, step.ReplayRefused)]
+    return [note.code for note in envoy.notes if isinstance(note, ReplayRefused)]
 
 
 BEGUN = role() + delta("Hel")
@@ -76,5 +76,5 @@ def assert_interrupted(envoy, passed, reason, tokens=1):
     assert (envoy.end.ending, envoy.end.reason) == (Ending.UPSTREAM_BROKE, reason)
     assert envoy.end.error_code == "upstream_decode_interrupted"
     assert envoy.end.delivered_bytes == len(passed)
-    assert step.StreamInterrupted(POOL, reason) in envoy.notes
+    assert StreamInterrupted(POOL, reason) in envoy.notes
     assert envoy.exchange.finished

@@ -34,6 +34,7 @@ from envoy_ext.domain.events import (
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.exchange_shared import ExchangePolicy, Tried
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.notes import LedgerAwaited, Note
 from envoy_ext.domain.records import AttemptEnded, OperationEnded, Record
 from envoy_ext.domain.tool_calls import ToolCall
 from tests.support.exchange_builders import Policy, ReqChat, identity, target, targets
@@ -136,7 +137,7 @@ class Envoy:
         return [reply for taken in self.steps for reply in taken.replies]
 
     @property
-    def notes(self) -> list[step.Note]:
+    def notes(self) -> list[Note]:
         return [note for taken in self.steps for note in taken.notes]
 
     @property
@@ -319,7 +320,7 @@ class Envoy:
             for reply in taken.replies:
                 self._obey(reply)
             for note in taken.notes:
-                if isinstance(note, step.LedgerAwaited):
+                if isinstance(note, LedgerAwaited):
                     self.looked_up.append(note.ledger_id)
                     self.tell(LEDGER, LedgerRead(note.attempt_id, self.ledger))
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from envoy_ext.domain.discovery import Member, MemberChanges
 from envoy_ext.domain.fleet_events import Scraped
 from envoy_ext.domain.ids import AttemptId, PoolName, ReplicaId
+from envoy_ext.domain.notes import AttemptLetGo, AttemptPlaced
 from envoy_ext.domain.sample import Sample
-from envoy_ext.domain.step import AttemptLetGo, AttemptPlaced
 from envoy_ext.services.fleet import Fleet
 
 POOL = PoolName("chat")

@@ -13,7 +13,7 @@ from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.adapters.ops_answers import PoolView, ReplicaView
 from envoy_ext.adapters.ops_http import OpsServer
 from envoy_ext.domain.capacity_report import PoolCapacity
-from envoy_ext.domain.step import Note
+from envoy_ext.domain.notes import Note
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.ports import Journal
 from envoy_ext.services.health import HealthState

@@ -22,6 +22,7 @@ from envoy_ext.domain.events import (
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, ReplicaId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.lease import FenceProof
+from envoy_ext.domain.notes import Note, PhaseChanged
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record
 from tests.support.sidecar import DELTA, REST, SSE, Sent, Sidecar
@@ -67,11 +68,11 @@ class FailingJournal(MemoryJournal):
         self.refused = self.unanswered = ()
 
 
-def count_phases(notes: Iterable[step.Note]) -> dict[str, int]:
+def count_phases(notes: Iterable[Note]) -> dict[str, int]:
     """What the in-flight gauges show after these notes."""
     counts: dict[str, int] = {}
     for note in notes:
-        if isinstance(note, step.PhaseChanged):
+        if isinstance(note, PhaseChanged):
             for phase, change in ((note.before, -1), (note.after, 1)):
                 if phase is not None:
                     counts[phase] = counts.get(phase, 0) + change

@@ -18,6 +18,7 @@ from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.fleet_view import ViewPolicy
 from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.notes import Note
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.traffic_class import TrafficClasses
@@ -50,10 +51,10 @@ class Watcher:
     """An observer that keeps what it hears."""
 
     def __init__(self) -> None:
-        self.notes: list[step.Note] = []
+        self.notes: list[Note] = []
         self.bugs: list[BaseException] = []
 
-    def note(self, note: step.Note) -> None:
+    def note(self, note: Note) -> None:
         self.notes.append(note)
 
     def note_bug(self, where: str, error: BaseException) -> None:
