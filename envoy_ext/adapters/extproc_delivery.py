@@ -76,7 +76,7 @@ class DeliverySession:
 
     def _receive_request_headers(self, message: Any) -> None:
         self._headers = headers = h.read_headers(message.headers)
-        self._hostile = h.list_hostile(headers)
+        self._hostile = h.list_forged(headers)
         self._request_id = h.read_request_id(headers) or self._mint_request_id()
         if h.are_too_many(message.headers):
             text = f"headers: more than {h.MAX_HEADERS}, or than {h.MAX_HEADERS_BYTES} bytes; send fewer"

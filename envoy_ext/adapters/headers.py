@@ -13,6 +13,7 @@ DEADLINE: Final = "x-request-deadline"
 REQUEST_CLASS: Final = "x-request-class"
 DATA_CLASS: Final = "x-data-class"
 OPERATION_ID: Final = "x-operation-id"
+ATTEMPT_ID: Final = "x-attempt-id"
 ATTEMPT_COUNT: Final = "x-attempt-count"
 PREFER: Final = "prefer"
 PREFERENCE_APPLIED: Final = "preference-applied"
@@ -92,6 +93,14 @@ def list_hostile(headers: Iterable[str]) -> list[str]:
     for internal, and behind another proxy that may be anyone.
     """
     return [name for name in headers if name.startswith(names.ENVOY_PREFIX) or name == names.MESH_ATTEMPT]
+
+
+def list_forged(headers: Iterable[str]) -> list[str]:
+    """Names of a client's headers that no replica may see: what is hostile, and what names an operation.
+
+    Whoever calls a tool while it serves the request may pass those names on, for its own.
+    """
+    return [*list_hostile(headers), *(name for name in headers if name in (OPERATION_ID, ATTEMPT_ID))]
 
 
 def read_request_id(headers: dict[str, str]) -> str | None:

@@ -7,9 +7,8 @@ from envoy_ext.adapters import headers as h
 from envoy_ext.domain import names
 from envoy_ext.domain.ids import AttemptId, OperationId
 
-ATTEMPT_ID: Final = "x-attempt-id"
 MCP_SESSION: Final = "mcp-session-id"
-NAMING: Final = (names.OPERATION, names.ATTEMPT, h.OPERATION_ID, ATTEMPT_ID)
+NAMING: Final = (names.OPERATION, names.ATTEMPT, h.OPERATION_ID, h.ATTEMPT_ID)
 """Who is named by any of these is watched, or told what is missing."""
 
 _NOT_KEPT: Final = frozenset(
@@ -39,7 +38,7 @@ def read_attempt(headers: Mapping[str, str]) -> AttemptId | None:
     Raises:
         ValueError: what it names can be no id.
     """
-    found = _read_id(headers, names.ATTEMPT, ATTEMPT_ID)
+    found = _read_id(headers, names.ATTEMPT, h.ATTEMPT_ID)
     return None if found is None else AttemptId(found)
 
 
@@ -48,7 +47,7 @@ def list_private(headers: Mapping[str, str]) -> list[str]:
 
     Whoever knows an operation and its attempt can call in their name.
     """
-    return [*h.list_hostile(headers), *(name for name in (ATTEMPT_ID,) if name in headers)]
+    return [*h.list_hostile(headers), *(name for name in (h.ATTEMPT_ID,) if name in headers)]
 
 
 def read_kept_headers(header_map: Any) -> tuple[tuple[str, str], ...]:

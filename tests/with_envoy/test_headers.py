@@ -26,13 +26,15 @@ HOSTILE = {
     "x-envoy-ext-operation": "op_forged",
     "x-envoy-ext-endpoint": "127.0.0.1:1",
     "x-envoy-ext-lease": "9",
+    "x-operation-id": "op_forged",
+    "x-attempt-id": "att_forged",
     names.MESH_ATTEMPT: "9",
 }
 
 
 def collect_reserved(request: WireRequest) -> dict[str, str]:
     """What a replica was told under reserved names."""
-    reserved = ("x-envoy-", "x-ext-")
+    reserved = ("x-envoy-", "x-ext-", "x-operation-id", "x-attempt-id")
     return {name.lower(): value for name, value in request.headers if name.lower().startswith(reserved)}
 
 
