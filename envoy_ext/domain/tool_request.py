@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
+from urllib.parse import unquote
 
 from envoy_ext.domain import json_rpc
 from envoy_ext.domain.canonical_json import parse_json, write_canonical
@@ -70,13 +71,15 @@ class Unreadable:
 
 def identify_call(tool: ToolPolicy, request: HttpRequest) -> CallIdentity | NoCall | Unreadable:
     """Which call a request makes."""
+    if _climbs(request.path):
+        return Unreadable('has a path whose escaped characters make a "..": write the path that is meant')
     if _only_listens(tool, request):
         return NoCall()
     arguments = _read_arguments(request)
     if json_rpc.is_passive(arguments):
         return NoCall()
     if json_rpc.is_batch(arguments):
-        return Unreadable("a JSON-RPC batch: send its calls one by one")
+        return Unreadable("is a JSON-RPC batch: send its calls one by one")
     rpc = json_rpc.read_call(arguments)
     canonical = _write(tool, request, arguments, rpc)
     arguments_sha256 = _hash(request.method, request.path, *canonical)
@@ -91,6 +94,15 @@ def identify_call(tool: ToolPolicy, request: HttpRequest) -> CallIdentity | NoCa
         idempotent=tool.idempotent or (tool.get_is_safe and request.method in _SAFE_METHODS),
         rpc_id=None if rpc is None else rpc.id_text,
     )
+
+
+def _climbs(path: str) -> bool:
+    """Whether a server that decodes the path may take it for another tool's, which has other rules.
+
+    Envoy has resolved what it could read. `..;x` is `..` to some servers.
+    """
+    segments = unquote(path.partition("?")[0]).replace("\\", "/").split("/")
+    return any(segment.partition(";")[0] == ".." for segment in segments)
 
 
 def _only_listens(tool: ToolPolicy, request: HttpRequest) -> bool:

@@ -162,6 +162,23 @@ def test_a_method_that_is_not_known_to_be_harmless_is_a_call(method: str) -> Non
     assert identity == replace(identify(post(rpc(method=method, id=9))), rpc_id="1")
 
 
+@pytest.mark.parametrize(
+    ("path", "climbs"),
+    [
+        ("/search/..%2fmail/send", True),
+        ("/search/x%2F%2e%2E%2f..%2Fmail/send", True),
+        ("/search/..%5Cmail/send", True),
+        ("/search/..%3bx%2fmail/send", True),
+        ("/search/a%2Fb", False),
+        ("/search/a..b/...", False),
+        ("/search?path=../..%2fmail", False),
+    ],
+)
+def test_a_path_that_a_server_may_read_as_another_tools_is_refused(path: str, climbs: bool) -> None:
+    identity = identify_call(ToolPolicy("search", idempotent=True), HttpRequest("POST", path))
+    assert isinstance(identity, Unreadable) is climbs
+
+
 def test_a_batch_is_refused() -> None:
     assert isinstance(identify_call(MAIL, post([rpc(), rpc(id=2)])), Unreadable)
     assert isinstance(identify_call(MAIL, post([{"a": 1}])), CallIdentity)
