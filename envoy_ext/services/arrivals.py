@@ -120,7 +120,9 @@ class Arrivals:
         if repeated is not None:
             self._background.run(self._refuse_repeat(delivery, arrival, admitted.pool, repeated))
         else:
-            self._open(delivery, Opening(arrival, admitted, key, self._mint_operation_id(), None))
+            ledger_id = self._repeats.find_ledger(arrival, key)
+            operation_id = self._mint_operation_id()
+            self._open(delivery, Opening(arrival, admitted, key, operation_id, None, ledger_id=ledger_id))
         return delivery
 
     def list_models(self) -> tuple[str, ...] | None:

@@ -15,7 +15,8 @@ from envoy_ext.domain.outcomes import Ending
 from envoy_ext.services.admission import Arrival
 
 REMEMBERED = 4096
-"""Interrupted exchanges that are remembered for a mesh's retry, which comes within seconds."""
+"""Exchanges that are remembered for a mesh's retry, which comes within seconds: so many interrupted ones, and
+so many of all that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Repeats:
         self._claims: dict[OperationId, tuple[str, str, str]] = {}
         self._live: dict[RequestKey, Exchange] = {}
         self._interrupted: OrderedDict[RequestKey, OperationId] = OrderedDict()
+        self._ledgers: OrderedDict[RequestKey, OperationId] = OrderedDict()
+        """Of those that have ended."""
         self._listeners: list[Callable[[OperationId], None]] = []
 
     def on_free(self, listener: Callable[[OperationId], None]) -> None:
@@ -73,12 +76,10 @@ class Repeats:
         """An exchange has ended; an interrupted one is remembered for a while."""
         if self._live.get(key) is exchange:
             del self._live[key]
+        _remember(self._ledgers, key, _find_ledger(exchange))
         resolution = exchange.resolution
         if exchange.partly_delivered and resolution is not None and resolution.ending is not Ending.FINISHED:
-            self._interrupted[key] = exchange.identity.operation_id
-            self._interrupted.move_to_end(key)
-            if len(self._interrupted) > REMEMBERED:
-                self._interrupted.popitem(last=False)
+            _remember(self._interrupted, key, exchange.identity.operation_id)
 
     def find_delivered(self, caller: str, path: str, request_id: str) -> OperationId | None:
         """An operation of this request id that has delivered a part, whatever its body."""
@@ -98,3 +99,25 @@ class Repeats:
         if exchange is not None and exchange.committed:
             return exchange.identity.operation_id
         return self._interrupted.get(key)
+
+    def find_ledger(self, arrival: Arrival, key: RequestKey) -> OperationId | None:
+        """Whose tool ledger another gateway's retry shares, when it runs: that of what it repeats.
+
+        Else what tools have done for that one would be done again.
+        """
+        if not arrival.upstream_retry:
+            return None
+        exchange = self._live.get(key)
+        return self._ledgers.get(key) if exchange is None else _find_ledger(exchange)
+
+
+def _find_ledger(exchange: Exchange) -> OperationId:
+    identity = exchange.identity
+    return identity.operation_id if identity.ledger_id is None else identity.ledger_id
+
+
+def _remember(among: OrderedDict[RequestKey, OperationId], key: RequestKey, named: OperationId) -> None:
+    among[key] = named
+    among.move_to_end(key)
+    if len(among) > REMEMBERED:
+        among.popitem(last=False)

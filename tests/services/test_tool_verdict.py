@@ -1,5 +1,6 @@
 """A replay is let go after a look at the ledger, in which nobody but it can begin a call any more."""
 
+import asyncio
 from dataclasses import dataclass
 
 import pytest
@@ -7,10 +8,19 @@ import pytest
 from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
 from envoy_ext.domain.errors import JournalUnavailable
-from envoy_ext.domain.events import AttemptClosed, AttemptLogged, AttemptUnanswered, LogCause, ResponseStarted
+from envoy_ext.domain.events import (
+    AttemptClosed,
+    AttemptLogged,
+    AttemptUnanswered,
+    DeliveryClosed,
+    ExchangeLogged,
+    LogCause,
+    ResponseStarted,
+)
 from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.tool_calls import (
+    CallAnswered,
     CallEnd,
     CallGranted,
     CallRefusal,
@@ -19,6 +29,8 @@ from envoy_ext.domain.tool_calls import (
     NewCall,
     ToolCall,
 )
+from envoy_ext.services.admission import Arrival
+from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.live_exchange import LiveExchange
 from tests.support.sidecar import Sent, Sidecar
 
@@ -44,6 +56,7 @@ class Play:
 
     sidecar: Sidecar
     client: Sent
+    delivery: Delivery
     live: LiveExchange
     forward: step.ForwardRequest
     attempts: list[AttemptId]
@@ -66,6 +79,15 @@ class Play:
         self.live.receive(AttemptClosed(last))
         await self.sidecar.settle()
 
+    async def leave(self) -> None:
+        """The client is gone, and so is all that was done for it."""
+        last, gone = self.attempts[-1], LogCause.DOWNSTREAM_GONE
+        self.delivery.receive(DeliveryClosed())
+        self.live.receive(AttemptClosed(last))
+        self.live.receive(AttemptLogged(last, gone, ReplicaId("a"), 0, ""))
+        self.live.receive(ExchangeLogged(gone, ""))
+        await self.sidecar.settle()
+
     def want(self, attempt: int) -> NewCall:
         identity = self.live.exchange.identity
         return NewCall(
@@ -73,15 +95,20 @@ class Play:
         )
 
 
-async def play(ledger: Ledger, watched: bool = True) -> Play:
-    sidecar = Sidecar(journal=ledger, ledger=ledger if watched else None)
+async def arrive(sidecar: Sidecar, arrival: Arrival) -> Play:
+    """A request that is let go on to the egress hop."""
     client = Sent()
-    delivery = sidecar.arrivals.arrive(sidecar.build_arrival(), client)
+    delivery = sidecar.arrivals.arrive(arrival, client)
     await sidecar.settle()
     (forward,) = client.replies
     assert isinstance(forward, step.ForwardRequest)
     assert delivery.live is not None
-    play = Play(sidecar, client, delivery.live, forward, [])
+    return Play(sidecar, client, delivery, delivery.live, forward, [])
+
+
+async def play(ledger: Ledger, watched: bool = True) -> Play:
+    sidecar = Sidecar(journal=ledger, ledger=ledger if watched else None)
+    play = await arrive(sidecar, sidecar.build_arrival())
     hop = await play.attempt()
     assert isinstance(hop.replies[-1], step.StartAttempt)
     return play
@@ -131,6 +158,40 @@ async def test_what_the_first_attempt_called_decides_about_the_second(
     assert answer.error.code == code
     operation = await it.sidecar.operation()
     assert operation.tool_call_id == claim.call.call_id
+
+
+@pytest.mark.parametrize("first_has_ended", [False, True])
+@pytest.mark.parametrize(
+    ("state", "code"), [(CallState.RECORDED, None), (CallState.UNKNOWN, "tool_outcome_unknown")]
+)
+async def test_a_retry_of_a_mesh_shares_the_ledger_of_what_it_repeats(
+    first_has_ended: bool, state: CallState, code: str | None
+) -> None:
+    ledger = Ledger()
+    first = await play(ledger)
+    claim = await ledger.begin_call(first.want(1))
+    assert isinstance(claim, CallGranted)
+    kept = KeptAnswer(200, (), b"sent") if state is CallState.RECORDED else None
+    end = CallEnd(claim.call.call_id, claim.call.grants, 2.0, state, 200 if kept else None)
+    assert await ledger.end_call(claim.ledger_id, end, kept)
+    sidecar, earlier = first.sidecar, first
+    for _ in range(2):
+        if first_has_ended:
+            await earlier.leave()
+            async with asyncio.timeout(5):
+                await sidecar.exchanges.wait_idle()
+        retry = await arrive(sidecar, sidecar.build_arrival(upstream_retry=True))
+        hop = await retry.attempt()
+        if code is None:
+            assert isinstance(hop.replies[-1], step.StartAttempt)
+            assert isinstance(await ledger.begin_call(retry.want(1)), CallAnswered)
+        else:
+            assert isinstance(hop.replies[-1], step.RefuseAttempt)
+            assert hop.replies[-1].code == code
+        earlier = retry
+    stranger = await arrive(sidecar, sidecar.build_arrival(request_id="req-2", upstream_retry=True))
+    assert isinstance((await stranger.attempt()).replies[-1], step.StartAttempt)
+    assert isinstance(await ledger.begin_call(stranger.want(1)), CallGranted)
 
 
 async def test_a_ledger_that_cannot_be_read_lets_nothing_be_done_again() -> None:
