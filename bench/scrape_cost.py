@@ -37,8 +37,6 @@ ROOT = Path(__file__).parent.parent
 FLEETS = {"vllm": ("vllm",), "mixed": ("vllm", "sglang", "llamacpp")}
 SETTLE_S = 5.0
 """From the last control call to the first window: pages come in their usual order by then."""
-PROBED_WITHIN_S = 60.0
-"""By when every model was asked once, also on a machine with much else to do."""
 REFERENCE_REPLICAS = 20
 
 
@@ -129,13 +127,6 @@ class Stream:
                 await call.write(DELTA.request(type_url=Kind.EDS.type_url, response_nonce=response.nonce))
 
 
-async def wait_probed(replicas: Process, count: int) -> None:
-    """Until as many models were asked as there are: what comes later would be counted into the window."""
-    async with asyncio.timeout(PROBED_WITHIN_S):
-        while (await replicas.ask())["control_calls"] < count:  # noqa: ASYNC110 - another process counts
-            await asyncio.sleep(0.1)
-
-
 async def measure(fleet: str, count: int, seconds: float) -> dict[str, Any]:
     """One fleet's figures."""
     engines = [FLEETS[fleet][number % len(FLEETS[fleet])] for number in range(count)]
@@ -152,7 +143,6 @@ async def measure(fleet: str, count: int, seconds: float) -> dict[str, Any]:
         few = min(count, REFERENCE_REPLICAS)
         reference = await opened.enter_async_context(start("reference", *urls[:few]))
         await reference.read()
-        await wait_probed(replicas, count)
         await asyncio.sleep(min(SETTLE_S, seconds))
         asked, pushes = await replicas.ask(), stream.pushes
         ours, theirs = await asyncio.gather(sidecar.ask(f"cpu {seconds}"), reference.ask(f"cpu {seconds}"))

@@ -42,11 +42,11 @@ def divide(parts: Parts) -> None:
         setattr(owner, name, parts.wrap(part, getattr(owner, name)))
 
 
-async def wait_proven(app: composition.App) -> None:
-    """Until each replica's model has answered."""
+async def wait_proven(app: composition.App, count: int) -> None:
+    """Until each replica is known, and its model has answered."""
     while True:
         replicas = [one for pool in app.fleet.view.pools for one in pool.replicas]
-        if all(one.status.started for one in replicas):
+        if len(replicas) == count and all(one.status.started for one in replicas):
             return
         await asyncio.sleep(LOOK_S)
 
@@ -54,11 +54,12 @@ async def wait_proven(app: composition.App) -> None:
 async def main() -> None:
     parts = Parts()
     divide(parts)
-    app = composition.App(load_config(sys.argv[1]))
+    config = load_config(sys.argv[1])
+    app = composition.App(config)
     await app.start()
     composition.exempt_from_collection()
     try:
-        await wait_proven(app)
+        await wait_proven(app, sum(len(pool.replicas) for pool in config.pools))
         print(json.dumps(app.grpc_port), flush=True)
         while line := await read_line():
             what, seconds = line.split()

@@ -22,7 +22,7 @@ async def test_a_small_fleet_is_measured_whole_and_in_parts(capsys: pytest.Captu
     assert {"parse", "gates", "picture, weights", "endpoints, push"} < found["parts"].keys()
     assert found["ratio"] == pytest.approx(found["reference_us_per_look"] / found["us_per_look"])
     assert found["share_at_full_rate"] == pytest.approx(found["us_per_look"] * FEW / 1e6)
-    assert found["control_calls_before"] == FEW
+    assert found["control_calls_before"] >= FEW, "one whose time ran out on a busy machine is asked again"
     assert found["control_calls_meanwhile"] == 0, "a model that has answered is not asked again"
     report(found)
     printed = capsys.readouterr().out
