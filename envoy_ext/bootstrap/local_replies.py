@@ -61,21 +61,7 @@ _CONFLICT: Final = 409
 def build_ingress_replies() -> LocalReplyConfig:
     return LocalReplyConfig(
         mappers=[
-            ResponseMapper(
-                filter=_by_details(_TOO_LARGE),
-                headers_to_add=[set_header("x-should-retry", "false")],
-                body_format_override=_error_body(
-                    "request_too_large",
-                    "invalid_request_error",
-                    "The request body is larger than accepted here.",
-                ),
-            ),
-            ResponseMapper(
-                filter=_by_details(_TOO_SLOW),
-                body_format_override=_error_body(
-                    "invalid_request", "invalid_request_error", "The request body did not arrive in time."
-                ),
-            ),
+            *_unread_requests(),
             _unavailable(_by_details(_SIDECAR_FAILED)),
             _unavailable(_by_flags(HOP_FAILED_FLAGS)),
         ]
@@ -95,21 +81,7 @@ def build_tool_replies() -> LocalReplyConfig:
     the headers go."""
     return LocalReplyConfig(
         mappers=[
-            ResponseMapper(
-                filter=_by_details(_TOO_LARGE),
-                headers_to_add=[set_header("x-should-retry", "false")],
-                body_format_override=_error_body(
-                    "request_too_large",
-                    "invalid_request_error",
-                    "The request body is larger than accepted here.",
-                ),
-            ),
-            ResponseMapper(
-                filter=_by_details(_TOO_SLOW),
-                body_format_override=_error_body(
-                    "invalid_request", "invalid_request_error", "The request body did not arrive in time."
-                ),
-            ),
+            *_unread_requests(),
             ResponseMapper(
                 filter=_by_details(_NOT_ASKED),
                 status_code=_UNAVAILABLE,
@@ -132,6 +104,27 @@ def build_tool_replies() -> LocalReplyConfig:
             _unknown_outcome(_by_flags(UNKNOWN_OUTCOME_FLAGS)),
         ]
     )
+
+
+def _unread_requests() -> list[ResponseMapper]:
+    """A body that did not come whole: it was too large, or too slow."""
+    return [
+        ResponseMapper(
+            filter=_by_details(_TOO_LARGE),
+            headers_to_add=[set_header("x-should-retry", "false")],
+            body_format_override=_error_body(
+                "request_too_large",
+                "invalid_request_error",
+                "The request body is larger than accepted here.",
+            ),
+        ),
+        ResponseMapper(
+            filter=_by_details(_TOO_SLOW),
+            body_format_override=_error_body(
+                "invalid_request", "invalid_request_error", "The request body did not arrive in time."
+            ),
+        ),
+    ]
 
 
 def _unknown_outcome(replies: AccessLogFilter) -> ResponseMapper:
