@@ -114,6 +114,23 @@ async def test_a_begin_that_comes_late_is_ended_when_it_has_come() -> None:
     await settle(sidecar)
 
 
+async def test_one_that_may_come_yet_keeps_no_later_one_from_being_written() -> None:
+    journal, clock = FailingJournal(OperationBegun), ManualClock()
+    sidecar = Sidecar(journal=journal, clock=clock)
+    await play_whole_answer(sidecar)
+    journal.refused = ()
+    await sidecar.exchanges.record_owed_ends()
+    journal.unanswered = (OperationBegun,)
+    await play_whole_answer(sidecar)
+    journal.mend()
+    await sidecar.exchanges.record_owed_ends()
+    (operation,) = await journal.list_recent(10)
+    assert operation.state is OperationState.FAILED
+    assert len(sidecar.exchanges._owed_ends) == 1
+    clock.advance(owed_ends.LATE_S)
+    await settle(sidecar)
+
+
 async def test_a_begin_that_never_comes_is_not_waited_for_without_end() -> None:
     journal, clock = FailingJournal(OperationBegun), ManualClock()
     sidecar = Sidecar(journal=journal, clock=clock)
