@@ -18,7 +18,7 @@ from envoy_ext.domain.drain_rate import DrainRate
 from envoy_ext.domain.fair_line import FairLine
 from envoy_ext.domain.ids import OperationId, ReplicaId
 from envoy_ext.domain.ladder import Outlook
-from envoy_ext.domain.room import Room
+from envoy_ext.domain.live_room import AnyRoom
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Ticket, TicketState, Turn, Waits
 from envoy_ext.domain.traffic_class import TrafficClasses
 
@@ -51,7 +51,7 @@ class AdmissionQueue:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def arrive(self, newcomer: Newcomer, room: Room, now: float) -> tuple[Outcome, ...]:
+    def arrive(self, newcomer: Newcomer, room: AnyRoom, now: float) -> tuple[Outcome, ...]:
         """One more request: what becomes of it, and of one that has to go for it."""
         if not room.limited:
             return (Granted(newcomer.operation_id, 0.0),)
@@ -72,7 +72,7 @@ class AdmissionQueue:
         shed = self._refuse(excess, "queue_full", room, now)
         return (shed,) if excess == operation_id else (Waits(operation_id, ticket.until), shed)
 
-    def foresee(self, request_class: str | None, caller: str, room: Room) -> Outlook:
+    def foresee(self, request_class: str | None, caller: str, room: AnyRoom) -> Outlook:
         """What a request would find that came at this moment; it changes nothing."""
         length, waiting = self._policy.length, len(self._line)
         if not room.limited:
@@ -85,7 +85,7 @@ class AdmissionQueue:
         wait_s = None if rate is None else (ahead + 1) / rate
         return Outlook(True, waiting, length, wait_s, hold_s)
 
-    def has_room(self, room: Room) -> bool:
+    def has_room(self, room: AnyRoom) -> bool:
         """Whether a request that came at this moment would be let in at once."""
         return not room.limited or (not self._line and room.choose(self._promised) is not None)
 
@@ -109,7 +109,7 @@ class AdmissionQueue:
         if ticket.state is TicketState.STARTED:
             self._rate.note_free(now - ticket.promised_at)
 
-    def choose_replica(self, operation_id: OperationId, room: Room) -> ReplicaId | None:
+    def choose_replica(self, operation_id: OperationId, room: AnyRoom) -> ReplicaId | None:
         """Where the request's first attempt goes: to its slot. None leaves the choice to Envoy.
 
         A replica that takes no more work since the promise was made has its slot replaced by a free one.
@@ -117,14 +117,14 @@ class AdmissionQueue:
         ticket = self._tickets.get(operation_id)
         if ticket is None or ticket.state is not TicketState.PROMISED or not room.limited:
             return None
-        if not any(one.replica == ticket.replica for one in room.replicas):
+        if ticket.replica is None or not room.takes(ticket.replica):
             self._take_back(ticket)
             self._hand_over(ticket, room.choose(self._promised))
         return ticket.replica
 
     # --- slots and time -----------------------------------------------------------------------
 
-    def fill(self, room: Room, now: float) -> tuple[Granted, ...]:
+    def fill(self, room: AnyRoom, now: float) -> tuple[Granted, ...]:
         """Give the free slots to those that wait, in their order."""
         granted: list[Granted] = []
         while self._line:
@@ -144,7 +144,7 @@ class AdmissionQueue:
         until = self._ends[0][0]
         return min(until, self._looked_at + LOOK_S) if self._hurried else until
 
-    def expire(self, room: Room, now: float) -> tuple[Shed, ...]:
+    def expire(self, room: AnyRoom, now: float) -> tuple[Shed, ...]:
         """Time has passed: refuse those who may not wait longer, or would in vain."""
         shed: list[Shed] = []
         while (due := self.next_deadline()) is not None and due <= now:
@@ -158,7 +158,7 @@ class AdmissionQueue:
                 shed += [self._refuse(one, "queue_deadline_exceeded", room, now) for one in in_vain]
         return tuple(shed)
 
-    def shed_all(self, code: str, room: Room, now: float) -> tuple[Shed, ...]:
+    def shed_all(self, code: str, room: AnyRoom, now: float) -> tuple[Shed, ...]:
         """Nobody will be served any more: refuse all that wait."""
         return tuple(self._refuse(one, code, room, now) for one in self._line.list_in_order())
 
@@ -178,11 +178,11 @@ class AdmissionQueue:
         """How many wait, by class."""
         return {one.name: self._line.count(one.name) for one in self._policy.classes}
 
-    def count_free(self, room: Room) -> int | None:
+    def count_free(self, room: AnyRoom) -> int | None:
         """Slots that nobody has and nobody was promised; None in a pool without a limit."""
         return room.count_free(self._promised) if room.limited else None
 
-    def read_rate(self, room: Room) -> float | None:
+    def read_rate(self, room: AnyRoom) -> float | None:
         """How many slots come free in a second while all are taken; None while that is not known."""
         return self._rate.read(room.slots) if room.limited else None
 
@@ -195,7 +195,7 @@ class AdmissionQueue:
             until = min(until, newcomer.deadline)
         return Ticket(newcomer, traffic.name, now, until)
 
-    def _find_obstacle(self, ticket: Ticket, room: Room, now: float) -> str | None:
+    def _find_obstacle(self, ticket: Ticket, room: AnyRoom, now: float) -> str | None:
         """Why a newcomer would wait in vain."""
         rate = self._rate.read(room.slots)
         ahead = self._line.count_ahead(ticket.class_name, ticket.newcomer.caller)
@@ -203,7 +203,7 @@ class AdmissionQueue:
         in_vain = ticket.until <= now or now + known_s > ticket.until
         return "queue_deadline_exceeded" if in_vain else None
 
-    def _list_hopeless(self, room: Room, now: float) -> list[OperationId]:
+    def _list_hopeless(self, room: AnyRoom, now: float) -> list[OperationId]:
         """Whose own deadline comes before its turn can."""
         rate = self._rate.read(room.slots)
         if rate is None:
@@ -251,11 +251,11 @@ class AdmissionQueue:
                 del self._promised[ticket.replica]
             ticket.replica = None
 
-    def _refuse(self, operation_id: OperationId, code: str, room: Room, now: float) -> Shed:
+    def _refuse(self, operation_id: OperationId, code: str, room: AnyRoom, now: float) -> Shed:
         self.leave(operation_id, now)
         return self._shed(operation_id, code, room, now)
 
-    def _shed(self, operation_id: OperationId, code: str, room: Room, now: float) -> Shed:
+    def _shed(self, operation_id: OperationId, code: str, room: AnyRoom, now: float) -> Shed:
         return Shed(operation_id, code, self._rate.note_refusal(room.slots, now))
 
 

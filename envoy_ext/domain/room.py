@@ -42,6 +42,10 @@ class Room:
         """All slots of a limited pool."""
         return sum(one.limit for one in self.replicas if one.limit is not None)
 
+    def takes(self, replica: ReplicaId) -> bool:
+        """Whether it gets new work."""
+        return any(one.replica == replica for one in self.replicas)
+
     def count_free(self, promised: Mapping[ReplicaId, int]) -> int:
         """Slots that nobody has and nobody was promised. A replica that runs more than it should takes
         nothing from the others'."""
@@ -57,10 +61,15 @@ class Room:
         if not self.count_free(promised):
             return None
 
-        def weigh(one: ReplicaRoom) -> tuple[float, ReplicaId]:
-            return (one.taken + promised.get(one.replica, 0) + 1) / one.weight, one.replica
+        def rank(one: ReplicaRoom) -> tuple[float, ReplicaId]:
+            return weigh(one.taken, promised.get(one.replica, 0), one.weight), one.replica
 
-        return min(free, key=weigh).replica
+        return min(free, key=rank).replica
+
+
+def weigh(taken: int, promised: int, weight: int) -> float:
+    """How much work a replica would have for its weight, with one request more."""
+    return (taken + promised + 1) / weight
 
 
 def _count_free(one: ReplicaRoom, promised: Mapping[ReplicaId, int]) -> int:

@@ -40,11 +40,16 @@ class OwnStreams:
         """In which incarnation of its replica each of them began."""
         self._bytes_told: dict[ReplicaId, float] = {}
         self._placed: dict[ReplicaId, int] = {}
+        self._count_listeners: list[Callable[[ReplicaId, SlotCount], None]] = []
 
     @property
     def placed(self) -> Mapping[ReplicaId, int]:
         """How many were sent to each replica since weights were computed."""
         return self._placed
+
+    def on_count(self, listener: Callable[[ReplicaId, SlotCount], None]) -> None:
+        """Call it whenever what a replica holds of ours is another count."""
+        self._count_listeners.append(listener)
 
     def count(self, replica: ReplicaId) -> SlotCount:
         """What a replica holds of ours."""
@@ -142,6 +147,8 @@ class OwnStreams:
     def _follow(self, step: SlotStep) -> None:
         for replica in step.counted:
             count = self._slots.count(replica)
+            for listener in self._count_listeners:
+                listener(replica, count)
             self._tell(replica, InflightChanged(count.inflight, count.cancelling))
         for cancel in step.cancels:
             self._on_cancel(cancel)

@@ -4,64 +4,70 @@ Looks at the fleet's picture of the moment; no IO and no wait.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from envoy_ext.domain.fleet_view import Offer, PoolView, ReplicaView
 from envoy_ext.domain.ids import PoolName, ReplicaId
+from envoy_ext.domain.live_room import AnyRoom, LiveRoom
 from envoy_ext.domain.room import ReplicaRoom, Room
+from envoy_ext.domain.slots import SlotCount
 from envoy_ext.services.fleet import Fleet
 
 UNLIMITED: Final = Room((ReplicaRoom(ReplicaId(""), None, 0),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """What one picture tells of a pool; the same until the next one."""
+@dataclass(slots=True)
+class _Known:
+    """A pool's room as of one picture of the fleet; followed from there until the next one."""
 
-    view: PoolView
-    replicas: tuple[tuple[ReplicaId, int, int], ...] | None
-    """Id, limit and weight of each that gets work; None where one of them has no limit."""
+    view: PoolView | None = None
+    limited: bool = False
+    room: LiveRoom = field(default_factory=LiveRoom)
 
 
 class Rooms:
-    """The rooms of all pools."""
+    """The rooms of all pools. A picture is read once, and what changes between two pictures one by one."""
 
     def __init__(self, fleet: Fleet, limits: Mapping[PoolName, int | None]) -> None:
         """`limits` are what the configuration says that one replica of a pool computes at once."""
         self._fleet = fleet
         self._limits = limits
-        self._sizes: dict[PoolName, _Sizes] = {}
+        self._known: dict[PoolName, _Known] = {}
+        fleet.streams.on_count(self._note_count)
 
-    def read(self, pool: PoolName) -> Room:
-        """A pool's room at this moment."""
+    def read(self, pool: PoolName) -> AnyRoom:
+        """A pool's room at this moment; it follows what happens to the pool until it is read again."""
         view = self._fleet.view.find(pool)
         if view is None:
             return Room(())
-        sizes = self._sizes.get(pool)
-        if sizes is None or sizes.view is not view:
-            sizes = self._sizes[pool] = _Sizes(view, _read_sizes(view, self._limits.get(pool)))
-        if sizes.replicas is None:
+        known = self._known.setdefault(pool, _Known())
+        if known.view is not view:
+            known.view = view
+            replicas = self._list_replicas(view)
+            known.limited = replicas is not None
+            known.room.show(replicas or ())
+        if not known.limited:
             return UNLIMITED
-        streams = self._fleet.streams
-        return Room(
-            [
-                ReplicaRoom(one, limit, streams.count(one).taken, weight)
-                for one, limit, weight in sizes.replicas
-            ],
-            streams.count_unplaced(pool),
-        )
+        known.room.unplaced = self._fleet.streams.count_unplaced(pool)
+        return known.room
 
+    def _note_count(self, replica: ReplicaId, count: SlotCount) -> None:
+        for known in self._known.values():
+            known.room.note_taken(replica, count.taken)  # of whoever is not in that pool it says nothing
 
-def _read_sizes(view: PoolView, configured: int | None) -> tuple[tuple[ReplicaId, int, int], ...] | None:
-    found: list[tuple[ReplicaId, int, int]] = []
-    for replica in view.replicas:
-        if replica.offer is Offer.SERVING:
-            limit = _read_limit(replica, configured)
-            if limit is None:
-                return None
-            found.append((replica.id, limit, replica.weight))
-    return tuple(found)
+    def _list_replicas(self, view: PoolView) -> list[ReplicaRoom] | None:
+        """Each that gets work; None where one of them has no limit."""
+        found: list[ReplicaRoom] = []
+        configured, streams = self._limits.get(view.pool), self._fleet.streams
+        for replica in view.replicas:
+            if replica.offer is Offer.SERVING:
+                limit = _read_limit(replica, configured)
+                if limit is None:
+                    return None
+                taken = streams.count(replica.id).taken
+                found.append(ReplicaRoom(replica.id, limit, taken, replica.weight))
+        return found
 
 
 def _read_limit(replica: ReplicaView, configured: int | None) -> int | None:

@@ -4,6 +4,7 @@ import pytest
 
 from envoy_ext.domain.fleet_events import Scraped
 from envoy_ext.domain.ids import AttemptId, PoolName, ReplicaId
+from envoy_ext.domain.live_room import LiveRoom
 from envoy_ext.domain.notes import AttemptLetGo, AttemptPlaced
 from envoy_ext.domain.sample import Sample
 from envoy_ext.services.rooms import Rooms
@@ -15,6 +16,13 @@ def tell_limit(played: Played, replica: ReplicaId, limit: float | None) -> None:
     """A page of the replica, and a token of its model."""
     played.fleet.receive(replica, Scraped(Sample(at=played.clock.now(), running=0, max_running=limit)))
     played.prove(replica)
+
+
+def list_taken(rooms: Rooms) -> list[tuple[ReplicaId, int]]:
+    """Who gets new work, and what of ours each has."""
+    room = rooms.read(POOL)
+    assert isinstance(room, LiveRoom)
+    return [(one.replica, one.taken) for one in room.snapshot().replicas]
 
 
 @pytest.mark.parametrize(
@@ -42,13 +50,15 @@ def test_a_replica_takes_the_lower_of_what_is_configured_and_told(
 def test_what_runs_is_counted_at_this_moment_and_who_gets_no_work_has_no_room() -> None:
     played = Played(watched=False)
     rooms = Rooms(played.fleet, {POOL: 2})
-    assert [(one.replica, one.taken) for one in rooms.read(POOL).replicas] == [("a", 0), ("b", 0)]
+    assert list_taken(rooms) == [("a", 0), ("b", 0)]
     place(played.fleet, AttemptId("att_1"), A)
-    assert [(one.replica, one.taken) for one in rooms.read(POOL).replicas] == [("a", 1), ("b", 0)]
+    assert list_taken(rooms) == [("a", 1), ("b", 0)]
+    assert rooms.read(POOL).choose({}) == "b"
     played.fleet.drain(A, 60)
-    assert [one.replica for one in rooms.read(POOL).replicas] == ["b"]
+    assert list_taken(rooms) == [("b", 0)]
+    assert not rooms.read(POOL).takes(A)
     played.fleet.undrain(A)
-    assert [one.replica for one in rooms.read(POOL).replicas] == ["a", "b"]
+    assert list_taken(rooms) == [("a", 1), ("b", 0)]
 
 
 def test_a_pool_that_is_not_known_has_no_room() -> None:
