@@ -9,6 +9,16 @@ from envoy_ext.domain.discovery import Told
 from envoy_ext.domain.events import Event
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, SeatId
+from envoy_ext.domain.job import (
+    Job,
+    JobBounds,
+    JobCounts,
+    JobEnd,
+    JobRequest,
+    JobsFull,
+    JobState,
+    NewJob,
+)
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import Note
 from envoy_ext.domain.operation import Operation
@@ -56,15 +66,16 @@ class Journal(Protocol):
 
     async def begin(
         self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
-    ) -> Operation | None:
+    ) -> Operation | Job | None:
         """Begin an operation with the first token there is, owned by the gateway in this seat.
 
         `after` is the newest operation the caller knows under the idempotency key of this one. When
-        the key has another one by now, nothing is begun and that operation is returned.
+        the key has another one by now, or a job, nothing is begun and that one is returned.
 
         Raises:
             SeatLost: the seat is not there.
-            NotOwner: it was begun already, and another gateway has taken it over since.
+            NotOwner: it was begun already, and another gateway has taken it over since. Or it is the run of
+                a job that may not begin it: `domain.job.Job.may_begin`.
         """
 
     async def append(
@@ -178,6 +189,9 @@ class Archive(Protocol):
         as a whole: its records, its key, its kept answer. A ledger goes, with its results, when no operation
         is left that has it. One that has not ended never goes. Needs no owner: an operation that has ended
         has nothing left to do. What is gone is as if it had never been: its key begins another operation.
+
+        Jobs that have ended go in the same way, and count as one each. Nothing that a job needs that has not
+        ended goes before its end: the operations of its runs, and its ledger.
         """
 
     async def measure(self) -> StoreSize:
@@ -187,6 +201,89 @@ class Archive(Protocol):
         """Operations that began at this time (unix seconds) or later, oldest first, by id at one time.
 
         The next page begins at the time of the last one and after it, which need not be there any more.
+        """
+
+
+class JobStore(Protocol):
+    """Jobs, in the store of the journal: what they are to run, who runs them, and how they ended.
+
+    Each call that writes makes one decision of `domain.job` in one step with the look that it rests on. What
+    it returns is the job as it is from then on. Atomicity, order, durability and failure are as with
+    `Journal`. A job that is not there is nobody's: `NotOwner`, where that can be raised.
+    """
+
+    async def submit_job(
+        self, new: NewJob, request: JobRequest, bounds: JobBounds, after: OperationId | None = None
+    ) -> Job | Operation | JobsFull:
+        """Take a job in, with what it is to run (`decide_submit`).
+
+        Returned is what holds its key: the job itself, told by its id; an earlier job under its key, whatever
+        has become of it; or the newest operation that began under its key, unless that is `after`, the one
+        its caller knows. The last two need no room. Nothing is written but in the first case.
+        """
+
+    async def read_job(self, job_id: OperationId) -> Job | None:
+        """The job; None when it is not known."""
+
+    async def find_job(self, caller: str, path: str, key_hash: str) -> Job | None:
+        """The job that a caller submitted under an idempotency key."""
+
+    async def read_job_request(self, job_id: OperationId) -> JobRequest | None:
+        """What a job is to run; None once it has ended."""
+
+    async def list_jobs(self, states: frozenset[JobState], limit: int, after: int = 0) -> list[Job]:
+        """Jobs in these states, in the order of their submission; those of a greater number than `after`."""
+
+    async def list_orphaned_jobs(self, limit: int) -> list[Job]:
+        """Running jobs whose owner has no seat, in the order of their submission."""
+
+    async def claim_job(
+        self, job_id: OperationId, seen: FencingToken, seat: SeatId, run_id: OperationId
+    ) -> Job:
+        """Run a queued job in the name of the gateway in this seat: `decide_claim`.
+
+        From then on the operation `run_id` may begin, in this seat. No other run of the job may.
+
+        Raises:
+            NotOwner: it has another token than the one seen, or is not queued.
+            SeatLost: the seat is not there.
+        """
+
+    async def take_over_job(self, job_id: OperationId, seen: FencingToken, seat: SeatId) -> Job:
+        """Own a running job whose owner is gone; with the next token, and no run of its own:
+        `decide_take_over`. What its last run has not begun never begins.
+
+        Raises:
+            NotOwner: it has another token than the one seen, does not run, or its owner's seat is there.
+            SeatLost: the seat is not there.
+        """
+
+    async def release_job(self, job_id: OperationId, token: FencingToken, at: float) -> Job:
+        """Give a running job back into the queue: `decide_release`. `at` (unix seconds): of its end, where
+        it is to be cancelled.
+
+        Raises:
+            NotOwner: it has another token.
+            RunNotOver: the operation of its newest run has begun and not ended.
+        """
+
+    async def finish_job(self, job_id: OperationId, token: FencingToken, end: JobEnd) -> Job:
+        """End a job and remove its request in the same step; the first end stays: `decide_finish`.
+
+        Raises:
+            NotOwner: it has another token.
+        """
+
+    async def cancel_job(self, job_id: OperationId, at: float) -> Job | None:
+        """End a queued job, removing its request in the same step, or ask the owner of a running one to end
+        it: `decide_cancel`. None when it is not known."""
+
+    async def count_jobs(self) -> JobCounts:
+        """Those that have not ended."""
+
+    async def forget_results(self, before: float, limit: int) -> int:
+        """Remove the kept answers of jobs that ended before this time (unix seconds), first of those that
+        ended first. Of how many: at most `limit`, and 0 only where there is none to look at. The jobs stay.
         """
 
 

@@ -43,7 +43,7 @@ _KINDS: Final[dict[type[Record], str]] = {
     AttemptEnded: "attempt_ended",
     OperationEnded: "operation_ended",
 }
-_LATER_FIELDS: Final = ("ledger_id", "tool_call_id", "pool", "degraded")
+_LATER_FIELDS: Final = ("ledger_id", "tool_call_id", "pool", "degraded", "job_id")
 """Left out where they say nothing: a record then is as releases before them wrote and read it."""
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -209,6 +209,7 @@ def _read_operation_begun(fields: Fields) -> OperationBegun:
         max_attempts=fields.count("max_attempts"),
         ledger_id=None if fields.is_absent("ledger_id") else OperationId(fields.text("ledger_id")),
         degraded=_read_degraded(fields),
+        job_id=None if fields.is_absent("job_id") else OperationId(fields.text("job_id")),
     )
 
 

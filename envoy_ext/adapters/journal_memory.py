@@ -8,9 +8,11 @@ from operator import itemgetter
 from typing import Final
 
 from envoy_ext.adapters.journal_codec import encode_record
+from envoy_ext.adapters.journal_memory_jobs import MemoryJobStore
 from envoy_ext.adapters.tool_call_codec import refuse_unwritable
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.job import Job, RunState
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation, apply_record
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -31,7 +33,7 @@ from envoy_ext.domain.tool_calls import (
 from envoy_ext.ports import NO_OPERATION, StoreSize
 
 
-class MemoryJournal:
+class MemoryJournal(MemoryJobStore):
     """`ports.Store` for tests and for people who want no file.
 
     To be used from one event loop; nothing here waits, so a call cannot be interrupted half way. Several
@@ -42,6 +44,7 @@ class MemoryJournal:
     """What records survive: nothing."""
 
     def __init__(self, *, exclusive: bool = True) -> None:
+        super().__init__()
         self.exclusive: Final = exclusive
         self._closed = False
         self._records: dict[OperationId, list[tuple[int, Record]]] = {}
@@ -50,7 +53,9 @@ class MemoryJournal:
         self._operations: dict[OperationId, Operation] = {}
         """In the order in which they began."""
         self._ended: list[tuple[float, int, OperationId]] = []
-        """A heap: when an operation ended, and the place of its begin."""
+        """A heap of what may be forgotten: when an operation or a job ended, and the place of its begin."""
+        self._job_places: dict[int, OperationId] = {}
+        """Which of those places are jobs'."""
         self._by_key: dict[tuple[str, str, str], list[OperationId]] = {}
         """The newest one last."""
         self._uses: Counter[OperationId] = Counter()
@@ -71,7 +76,7 @@ class MemoryJournal:
 
     async def begin(
         self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
-    ) -> Operation | None:
+    ) -> Operation | Job | None:
         self._refuse_when_closed()
         self._refuse_without_seat(owner)
         known = self._operations.get(begun.operation_id)
@@ -79,7 +84,14 @@ class MemoryJournal:
             if known.owner != owner:
                 raise NotOwner(f"{begun.operation_id} belongs to another gateway")
             return None
+        if begun.job_id is not None:
+            job = self._jobs.get(begun.job_id)
+            if job is None or not job.may_begin(begun.operation_id, owner):
+                raise NotOwner(f"{begun.operation_id} is a run of a job that may not begin it")
         if begun.key_hash is not None:
+            holding_job = self._jobs.find(begun.caller, begun.path, begun.key_hash)
+            if holding_job is not None:
+                return holding_job
             holder = self._find_newest(begun.caller, begun.path, begun.key_hash)
             if holder is not None and holder.operation_id != after:
                 return holder
@@ -205,13 +217,18 @@ class MemoryJournal:
         self._refuse_when_closed()
         forgotten = 0
         while forgotten < limit and self._ended and self._ended[0][0] < before:
-            self._forget(heapq.heappop(self._ended)[2])
+            _, place, entry_id = heapq.heappop(self._ended)
+            if place in self._job_places:
+                del self._job_places[place]
+                self._jobs.forget(entry_id)
+            else:
+                self._forget(entry_id)
             forgotten += 1
         return forgotten
 
     async def measure(self) -> StoreSize:
         self._refuse_when_closed()
-        return StoreSize(len(self._operations), self._bytes)
+        return StoreSize(len(self._operations), self._bytes + self._jobs.bytes)
 
     async def list_since(self, at: float, limit: int, after: OperationId = NO_OPERATION) -> list[Operation]:
         self._refuse_when_closed()
@@ -221,6 +238,32 @@ class MemoryJournal:
 
     async def close(self) -> None:
         self._closed = True
+
+    def _read_run(self, job: Job) -> RunState:
+        run = None if job.run_id is None else self._operations.get(job.run_id)
+        if run is None:
+            return RunState.NONE
+        return RunState.OPEN if run.ending is None else RunState.OVER
+
+    def _end_job(self, job: Job, at: float) -> None:
+        """What a job has held may be forgotten, and so may the job."""
+        place = next(self._places)
+        self._job_places[place] = job.job_id
+        heapq.heappush(self._ended, (at, place, job.job_id))
+        for run_id in job.run_ids:
+            self._let_go(run_id)
+        if not self._uses[job.ledger_id]:
+            self._forget_ledger(job.ledger_id)
+
+    def _let_go(self, operation_id: OperationId) -> None:
+        """An operation that has ended may be forgotten, unless its job needs it."""
+        operation = self._operations.get(operation_id)
+        if operation is None or operation.ended_at is None:
+            return
+        job = self._jobs.get(operation.job_id)
+        if job is None or job.ended:
+            place = self._records[operation_id][0][0]
+            heapq.heappush(self._ended, (operation.ended_at, place, operation_id))
 
     def _find_newest(self, caller: str, path: str, key_hash: str) -> Operation | None:
         found = self._by_key.get((caller, path, key_hash))
@@ -236,13 +279,12 @@ class MemoryJournal:
             kept = self._records.setdefault(record.operation_id, [])
             kept.append((next(self._places), record))
             if after.ended_at is not None and (known is None or known.ended_at is None):
-                heapq.heappush(self._ended, (after.ended_at, kept[0][0], record.operation_id))
+                self._let_go(record.operation_id)
 
     def _forget(self, operation_id: OperationId) -> None:
         operation = self._operations.pop(operation_id)
         self._bytes -= sum(len(encode_record(record)) for _, record in self._records.pop(operation_id))
-        answer = self._answers.pop(operation_id, None)
-        self._bytes -= 0 if answer is None else len(answer.body)
+        self._forget_answer(operation_id)
         if operation.key_hash is not None:
             key = (operation.caller, operation.path, operation.key_hash)
             self._by_key[key].remove(operation_id)
@@ -251,12 +293,23 @@ class MemoryJournal:
         self._uses[operation.ledger_id] -= 1
         if not self._uses[operation.ledger_id]:
             del self._uses[operation.ledger_id]
-            for call_id in self._calls.pop(operation.ledger_id, {}):
-                result = self._results.pop((operation.ledger_id, call_id), None)
-                self._bytes -= 0 if result is None else len(result.body)
+            if not self._jobs.uses_ledger(operation.ledger_id):
+                self._forget_ledger(operation.ledger_id)
+
+    def _forget_answer(self, operation_id: OperationId) -> None:
+        answer = self._answers.pop(operation_id, None)
+        self._bytes -= 0 if answer is None else len(answer.body)
+
+    def _forget_ledger(self, ledger_id: OperationId) -> None:
+        for call_id in self._calls.pop(ledger_id, {}):
+            result = self._results.pop((ledger_id, call_id), None)
+            self._bytes -= 0 if result is None else len(result.body)
+
+    def _has_seat(self, seat: SeatId | None) -> bool:
+        return seat in self._seats
 
     def _refuse_without_seat(self, seat: SeatId) -> None:
-        if seat not in self._seats:
+        if not self._has_seat(seat):
             raise SeatLost(f"{seat} has no seat")
 
     def _refuse_when_closed(self) -> None:

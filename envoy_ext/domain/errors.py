@@ -35,6 +35,10 @@ class SeatLost(EnvoyExtError):
     """The other gateways have found this one gone: what it owned is theirs, and it needs another seat."""
 
 
+class RunNotOver(EnvoyExtError):
+    """A job cannot be given back: its run has begun and not ended. Nothing was written."""
+
+
 class CannotListen(EnvoyExtError):
     """An address of the configuration cannot be listened at; the message says which key gave it."""
 

@@ -98,6 +98,8 @@ class Operation:
     ended_at: float | None = None
     degraded: tuple[RungName, ...] = ()
     """What was given up of it before it was answered or refused, in order."""
+    job_id: OperationId | None = None
+    """The job that it is a run of."""
 
     @property
     def first_delta_sent(self) -> bool:
@@ -187,6 +189,7 @@ def _begin(record: OperationBegun) -> Operation:
         created_at=record.at,
         ledger_id=record.operation_id if record.ledger_id is None else record.ledger_id,
         degraded=record.degraded or (),
+        job_id=record.job_id,
     )
 
 

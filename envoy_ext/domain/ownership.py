@@ -108,9 +108,10 @@ def read_fence(operation: Operation, taken_at: float, policy: LeasePolicy) -> fl
 
     Its earlier owner renews no lease of theirs any more, and starts none. The last one that it renewed
     runs for a time to live at its worker; an attempt without a worker is given the same. What nobody can
-    ask for again need not be waited for.
+    ask for again need not be waited for. A job's run can be made again whatever of its answer has been sent.
     """
-    may_run_again = operation.key_hash is not None and not operation.first_delta_sent
+    by_its_client = operation.key_hash is not None and not operation.first_delta_sent
+    may_run_again = by_its_client or operation.job_id is not None
     if not may_run_again or all(attempt.started_at is None for attempt in operation.attempts):
         return taken_at
     return taken_at + policy.ttl_s + policy.margin_s

@@ -47,6 +47,8 @@ class OperationBegun:
     client's repeat under the same key."""
     degraded: tuple[RungName, ...] | None = None
     """What was given up of it on arrival; None: nothing."""
+    job_id: OperationId | None = None
+    """The job that it is a run of; None: it is no job's. Such an operation has no key: its job has it."""
 
 
 @dataclass(frozen=True, slots=True)

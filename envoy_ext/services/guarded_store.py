@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost, StoreSilent
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import StoreBack, StoreLost
 from envoy_ext.domain.operation import Operation
@@ -168,7 +169,7 @@ class GuardedStore:
 
     async def begin(
         self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
-    ) -> Operation | None:
+    ) -> Operation | Job | None:
         return await self._write(partial(self._store.begin, begun, owner, after))
 
     async def append(

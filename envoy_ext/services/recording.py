@@ -17,6 +17,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost, StoreSilent
 from envoy_ext.domain.events import BeginRefused, JournalFailed, OwnershipLost, RecordingLost
 from envoy_ext.domain.ids import OperationId, SeatId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import (
@@ -185,7 +186,7 @@ class Recording:
             if begun is not None:
                 holder = await self._journal.begin(begun, self._seat, self._after)
                 if holder is not None:
-                    return BeginRefused(holder.operation_id)
+                    return BeginRefused(holder.job_id if isinstance(holder, Job) else holder.operation_id)
             await self._journal.append([one for one in records if one is not begun], FIRST_TOKEN, answer)
         except (NotOwner, SeatLost):
             return OwnershipLost(refused=True)

@@ -9,6 +9,7 @@ from hypothesis import given
 from envoy_ext.adapters.journal_codec import UnreadableRecord, decode_record, encode_record, read_kind
 from envoy_ext.adapters.operation_codec import build_operation_json
 from envoy_ext.domain.errors import JournalUnavailable
+from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.records import Record
 from tests.support.record_strategies import records
@@ -183,3 +184,11 @@ def test_what_is_no_record_at_all_is_refused(line: str | bytes) -> None:
 
 def test_an_unreadable_record_makes_the_journal_unavailable_to_its_callers() -> None:
     assert issubclass(UnreadableRecord, JournalUnavailable)
+
+
+def test_a_run_of_a_job_says_so_and_what_is_none_is_written_as_before() -> None:
+    assert "job_id" not in encode_record(begun())
+    run = begun(job_id=OperationId("op_\udce9"))
+    assert decode_record(encode_record(run)) == run
+    with pytest.raises(UnreadableRecord, match="job_id"):
+        decode_record(changed(run, job_id=7))
