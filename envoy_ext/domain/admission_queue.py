@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from envoy_ext.domain.answer_times import AnswerTimes
 from envoy_ext.domain.drain_rate import DrainRate
 from envoy_ext.domain.fair_line import FairLine
-from envoy_ext.domain.ids import OperationId, ReplicaId
+from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
 from envoy_ext.domain.ladder import Outlook
 from envoy_ext.domain.live_room import AnyRoom
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Ticket, TicketState, Turn, Waits
@@ -43,6 +44,9 @@ class AdmissionQueue:
         self._tickets: dict[OperationId, Ticket] = {}
         self._promised: Counter[ReplicaId] = Counter()
         self._rate = DrainRate()
+        self._answers = AnswerTimes()
+        self._begun: dict[AttemptId, tuple[str, bool, float]] = {}
+        """Attempts that run: the class of each, whether it was shortened, and since when."""
         self._ends: list[tuple[float, OperationId]] = []
         """A heap of when those that wait may no longer; whoever has left is skipped when it comes up."""
         self._hurried: set[OperationId] = set()
@@ -96,6 +100,19 @@ class AdmissionQueue:
             self._take_back(ticket)
             ticket.move(Turn.START)
 
+    def begin_answer(self, operation_id: OperationId, attempt_id: AttemptId, now: float) -> None:
+        """An attempt of the request is let go."""
+        ticket = self._tickets.get(operation_id)
+        if ticket is not None:
+            self._begun[attempt_id] = ticket.class_name, ticket.newcomer.shortened, now
+
+    def end_answer(self, attempt_id: AttemptId, now: float, *, whole: bool) -> None:
+        """The attempt is over, with a whole answer or without."""
+        begun = self._begun.pop(attempt_id, None)
+        if begun is not None:
+            class_name, shortened, since = begun
+            self._answers.note(class_name, shortened, now - since, whole=whole)
+
     def leave(self, operation_id: OperationId, now: float) -> None:
         """The request is over, for whatever reason. Repeating this changes nothing."""
         ticket = self._tickets.pop(operation_id, None)
@@ -124,16 +141,22 @@ class AdmissionQueue:
 
     # --- slots and time -----------------------------------------------------------------------
 
-    def fill(self, room: AnyRoom, now: float) -> tuple[Granted, ...]:
-        """Give the free slots to those that wait, in their order."""
-        granted: list[Granted] = []
+    def fill(self, room: AnyRoom, now: float) -> tuple[Granted | Shed, ...]:
+        """Give the free slots to those that wait, in their order; refuse whose answer would be too late."""
+        outcomes: list[Granted | Shed] = []
         while self._line:
             replica = room.choose(self._promised)
             if replica is None and room.limited:
                 break
-            ticket = self._tickets[self._line.pop()]
-            granted.append(self._promise(ticket, replica, now))
-        return tuple(granted)
+            operation_id = self._line.find_next()
+            ticket = self._tickets[operation_id]
+            if self._is_too_late(ticket, now):
+                # Its turn is not taken: its caller's next one comes in its place.
+                outcomes.append(self._refuse(operation_id, "queue_deadline_exceeded", room, now))
+                continue
+            self._line.pop()
+            outcomes.append(self._promise(ticket, replica, now))
+        return tuple(outcomes)
 
     def next_deadline(self) -> float | None:
         """When `expire` wants to be called, None while nobody waits."""
@@ -172,7 +195,7 @@ class AdmissionQueue:
     @property
     def idle(self) -> bool:
         """Whether no request is known, and so no slot promised."""
-        return not self._tickets and not self._promised and not self._hurried
+        return not (self._tickets or self._promised or self._hurried or self._begun)
 
     def count_waiting(self) -> dict[str, int]:
         """How many wait, by class."""
@@ -200,19 +223,27 @@ class AdmissionQueue:
         rate = self._rate.read(room.slots)
         ahead = self._line.count_ahead(ticket.class_name, ticket.newcomer.caller)
         known_s = 0.0 if rate is None else (ahead + 1) / rate
-        in_vain = ticket.until <= now or now + known_s > ticket.until
+        in_vain = (
+            ticket.until <= now or now + known_s > ticket.until or self._is_too_late(ticket, now + known_s)
+        )
         return "queue_deadline_exceeded" if in_vain else None
 
+    def _is_too_late(self, ticket: Ticket, slot_at: float) -> bool:
+        """Whether its own deadline leaves no time for an answer, with a slot from then on."""
+        own = ticket.newcomer
+        if own.deadline is None:
+            return False
+        return slot_at + self._answers.read(ticket.class_name, own.shortened) > own.deadline
+
     def _list_hopeless(self, room: AnyRoom, now: float) -> list[OperationId]:
-        """Whose own deadline comes before its turn can."""
+        """Whose own deadline comes before the answer to its turn can."""
         rate = self._rate.read(room.slots)
         if rate is None:
             return []
         found: list[OperationId] = []
         ahead = 0
         for operation_id in self._line.list_in_order():
-            deadline = self._tickets[operation_id].newcomer.deadline
-            if deadline is not None and now + (ahead + 1) / rate > deadline:
+            if self._is_too_late(self._tickets[operation_id], now + (ahead + 1) / rate):
                 found.append(operation_id)
             else:
                 ahead += 1

@@ -73,6 +73,11 @@ class FairLine:
         lane.count += 1
         self._where[request] = lane, caller
 
+    def find_next(self) -> OperationId:
+        """Whoever is next."""
+        lane = min((one for one in self._lanes.values() if one.count), key=_rank)
+        return next(iter(next(iter(lane.callers.values()))))
+
     def pop(self) -> OperationId:
         """Take out whoever is next."""
         lane = min((one for one in self._lanes.values() if one.count), key=_rank)

@@ -53,6 +53,8 @@ class Newcomer:
     """Hash of its credential: whose turn it is."""
     deadline: float | None = None
     """Its own, monotonic seconds."""
+    shortened: bool = False
+    """It asks for less than its client did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from envoy_ext.domain.notes import (
     PhaseChanged,
 )
 from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.silent_loss import is_unconfirmed
 from envoy_ext.ports import (
     AttemptSink,
@@ -387,11 +388,14 @@ class Exchanges:
                     replicas.note_first_delta(note.replica, note.attempt_s)
             case AttemptLetGo():
                 self._fleet.streams.note(note)
-                self._queues.start(note.pool, identity.operation_id)
+                self._queues.start(note.pool, identity.operation_id, note.attempt_id)
             case AttemptPlaced():
                 self._fleet.streams.note(note)
             case AttemptProved() | AttemptFinished():
                 self._fleet.streams.note(note)
+                if isinstance(note, AttemptFinished):
+                    whole = note.outcome is AttemptOutcome.COMPLETED
+                    self._queues.end(note.pool, note.attempt_id, whole=whole)
                 self._queues.look(note.pool)
             case FenceAwaited():
                 self._look_for_proof(note)

@@ -141,7 +141,13 @@ class Ladders:
             outlook = self._queues.foresee(pool, arrival.request_class, arrival.caller)
             shorter = self._changing.shorten(opening, list_shortenings(ladder, outlook, left_s))
         deadline = None if left_s is None else self._clock.now() + left_s
-        newcomer = Newcomer(opening.operation_id, arrival.request_class, arrival.caller, deadline)
+        newcomer = Newcomer(
+            opening.operation_id,
+            arrival.request_class,
+            arrival.caller,
+            deadline,
+            shortened=shorter is not opening,
+        )
         outcome = self._queues.ask(pool, newcomer)
         return Placed(opening if isinstance(outcome, Shed) else shorter, outcome)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from envoy_ext.domain.admission_queue import AdmissionQueue, QueuePolicy
 from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.events import Event, RequestAdmitted, RequestShed
-from envoy_ext.domain.ids import OperationId, PoolName, ReplicaId
+from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.ladder import Outlook
 from envoy_ext.domain.notes import SlotGiven
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed
@@ -99,9 +99,15 @@ class Queues:
         """Where a request that waits hears its word."""
         self._pools[pool].tells[operation_id] = tell
 
-    def start(self, pool: PoolName, operation_id: OperationId) -> None:
+    def start(self, pool: PoolName, operation_id: OperationId, attempt_id: AttemptId) -> None:
         """An attempt of the request is counted: its slot is taken, and promised no longer."""
-        self._pools[pool].queue.start(operation_id)
+        queue = self._pools[pool].queue
+        queue.start(operation_id)
+        queue.begin_answer(operation_id, attempt_id, self._clock.now())
+
+    def end(self, pool: PoolName, attempt_id: AttemptId, *, whole: bool) -> None:
+        """An attempt is over, with a whole answer or without."""
+        self._pools[pool].queue.end_answer(attempt_id, self._clock.now(), whole=whole)
 
     def choose_replica(self, pool: PoolName, operation_id: OperationId) -> ReplicaId | None:
         """Where a first attempt goes, None where Envoy may choose."""
@@ -174,8 +180,11 @@ class Queues:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _let_in(self, pool: PoolName, granted: Iterable[Granted]) -> None:
-        for one in granted:
+    def _let_in(self, pool: PoolName, outcomes: Iterable[Granted | Shed]) -> None:
+        for one in outcomes:
+            if isinstance(one, Shed):
+                self._refuse(pool, [one])
+                continue
             tell = self._pools[pool].tells.pop(one.operation_id)
             self._observer.note(SlotGiven(pool, one.waited_s))
             tell(RequestAdmitted())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from envoy_ext.domain import step
 from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.boundaries import DataClass
-from envoy_ext.domain.events import DeliveryClosed
+from envoy_ext.domain.events import DeliveryClosed, DrainExpired
 from envoy_ext.domain.ids import PoolName
 from envoy_ext.domain.ladder import (
     HandOff,
@@ -247,6 +247,43 @@ async def test_a_wait_in_vain_goes_on_in_another_pools_free_slot() -> None:
     assert start.target is not None
     assert start.target.replica == "small-a"
     await leave(sidecar, first, delivery)
+
+
+async def test_who_waits_in_another_pool_is_not_sent_away_for_one_that_would_only_look_in() -> None:
+    """Whoever has waited once takes a free slot there, or none: its asking costs nobody a place."""
+    sidecar = build(TO_SMALL, TEXT, length=2)
+    first = await fill(sidecar)
+    words = {**WORDS, "model": "small"}
+    _, there = await send(sidecar, "small-1", words=words, request_class=None, caller="many")
+    waiting = [
+        await send(sidecar, f"small-{number}", words=words, request_class=None, caller="many")
+        for number in (2, 3)
+    ]
+    client, delivery = await send(sidecar, "req-1", caller="one")
+    async with asyncio.timeout(5):
+        while not any(isinstance(reply, step.AnswerHere) for reply in client.replies):
+            await asyncio.sleep(0.01)
+    assert [[type(reply) for reply in one.replies] for one, _ in waiting] == [[step.HoldRequest]] * 2
+    assert sidecar.queues.count_waiting(SMALL) == 2
+    await leave(sidecar, first, delivery, there, *(one for _, one in waiting))
+    assert sidecar.queues.idle
+
+
+async def test_a_slot_promised_in_another_pool_is_free_when_the_exchange_ends() -> None:
+    sidecar = build(TO_SMALL, length=4)
+    first = await fill(sidecar)
+    client, delivery = await send(sidecar, "req-1")
+    async with asyncio.timeout(5):
+        while not any(isinstance(reply, step.ForwardRequest) for reply in client.replies):
+            await asyncio.sleep(0.01)
+    assert not sidecar.queues.has_room(SMALL)
+    assert delivery.live is not None
+    delivery.live.receive(DrainExpired())  # before its attempt has come
+    await sidecar.settle()
+    assert read_error(client) == "draining"
+    assert sidecar.queues.has_room(SMALL)
+    await leave(sidecar, first, delivery)
+    assert sidecar.queues.idle
 
 
 async def test_where_the_line_fills_less_is_asked_for_and_the_estimate_is_of_what_is_left() -> None:

@@ -23,6 +23,7 @@ from envoy_ext.domain.events import (
     ResponseStarted,
 )
 from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
+from envoy_ext.domain.ladder import Ladder, ShortenGeneration
 from envoy_ext.domain.notes import AttemptFinished, RequestRefused, SlotGiven
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase
 from envoy_ext.domain.records import OperationBegun
@@ -442,4 +443,61 @@ async def test_a_body_that_waits_is_kept_by_nobody_here() -> None:
     assert sys.getrefcount(body) == held
     first.leave()
     delivery.receive(DeliveryClosed())
+    await settle(sidecar)
+
+
+async def answer(sidecar: Sidecar, clock: ManualClock, *seconds: float, **arrival: object) -> None:
+    """Answers that take so long, one after the other."""
+    for number, taken_s in enumerate(seconds):
+        client = Client(sidecar, request_id=f"before-{number}", **arrival)
+        await let_tasks_run()
+        await client.start()
+        clock.advance(taken_s)
+        await client.finish()
+
+
+async def test_what_answers_took_decides_who_may_wait_for_one() -> None:
+    """Half of them took two seconds, and the mean of the slots is 3.5."""
+    clock = ManualClock()
+    sidecar = build_sidecar(clock=clock)
+    await answer(sidecar, clock, 1.0, 2.0, 2.0, 9.0)
+    busy = Client(sidecar, request_id="busy")
+    late = Client(sidecar, request_id="late", deadline_s=5.4)
+    waits = Client(sidecar, request_id="waits", deadline_s=5.6)
+    await let_tasks_run()
+    assert [one.told for one in (busy, late, waits)] == [
+        ["ForwardRequest"],
+        ["queue_deadline_exceeded"],
+        ["HoldRequest"],
+    ]
+    clock.advance(3.7)
+    busy.leave()  # a slot is free, and what is left is no time for an answer
+    await let_tasks_run()
+    assert waits.told == ["HoldRequest", "queue_deadline_exceeded"]
+    late.leave()
+    waits.leave()
+    clock.advance(5.0)
+    await settle(sidecar)
+
+
+async def test_one_that_was_shortened_for_its_deadline_is_not_measured_by_the_whole_ones() -> None:
+    clock = ManualClock()
+    brief = TrafficClass("brief", ladder=Ladder((ShortenGeneration(2),)))
+    sidecar = Sidecar(
+        replicas=("a",),
+        concurrency=1,
+        queue_policy=QueuePolicy(8, TrafficClasses([brief])),
+        clock=clock,
+    )
+    await answer(sidecar, clock, 2.0, 2.0, 2.0, 2.0, request_class="brief")
+    busy = Client(sidecar, request_id="busy")
+    hurried = Client(sidecar, request_id="hurried", request_class="brief", deadline_s=3.0)
+    await let_tasks_run()
+    assert hurried.told == ["HoldRequest"]
+    busy.leave()
+    await let_tasks_run()
+    (forward,) = [one for one in hurried.sent.replies if isinstance(one, step.ForwardRequest)]
+    assert forward.changed_body is not None
+    hurried.leave()
+    clock.advance(5.0)
     await settle(sidecar)

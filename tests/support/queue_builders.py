@@ -3,7 +3,7 @@
 from itertools import count
 
 from envoy_ext.domain.admission_queue import AdmissionQueue, QueuePolicy
-from envoy_ext.domain.ids import OperationId, ReplicaId
+from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
 from envoy_ext.domain.room import ReplicaRoom, Room
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Waits
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
@@ -12,9 +12,14 @@ _numbers = count(1)
 
 
 def Req(
-    name: str = "", *, of: str | None = None, caller: str = "", deadline: float | None = None
+    name: str = "",
+    *,
+    of: str | None = None,
+    caller: str = "",
+    deadline: float | None = None,
+    shortened: bool = False,
 ) -> Newcomer:
-    return Newcomer(OperationId(name or f"op_{next(_numbers)}"), of, caller, deadline)
+    return Newcomer(OperationId(name or f"op_{next(_numbers)}"), of, caller, deadline, shortened)
 
 
 def Rep(name: str = "a", limit: int | None = 1, taken: int = 0, weight: int = 1) -> ReplicaRoom:
@@ -48,3 +53,25 @@ def read_codes(outcomes: tuple[Outcome, ...]) -> list[str]:
     """What became of each, in a word: granted, waits or the code of its refusal."""
     words = {Granted: "granted", Waits: "waits"}
     return [one.code if isinstance(one, Shed) else words[type(one)] for one in outcomes]
+
+
+def teach_answers(
+    queue: AdmissionQueue,
+    seconds: float,
+    of: str | None = None,
+    *,
+    whole: bool = True,
+    shortened: bool = False,
+) -> None:
+    """Let eight requests of a class hold a slot for so long at some time before, one after the other.
+
+    The rate learns of it too.
+    """
+    for number in range(8):
+        one = Newcomer(OperationId(f"op_{next(_numbers)}"), of, "", shortened=shortened)
+        began = -1000.0 + number * seconds
+        assert isinstance(queue.arrive(one, FREE, began)[0], Granted)
+        queue.start(one.operation_id)
+        queue.begin_answer(one.operation_id, AttemptId(one.operation_id), began)
+        queue.end_answer(AttemptId(one.operation_id), began + seconds, whole=whole)
+        queue.leave(one.operation_id, began + seconds)

@@ -1,0 +1,53 @@
+"""How long answers took of late, so that nobody waits for a slot whose answer would come too late.
+
+What is cut by its own deadline has cost a slot and given nothing: a line that lets in whoever just still has
+time works for nobody, at a load barely above what the pool can do.
+
+The middle of many decides: where half of them took longer than what a request has left, its slot is
+better given to one that has more. Answers that were cut count for what is known of them, that they would
+have taken longer (Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations", 1958). Without
+them only short answers were left to learn from, and the next long one would look possible. Traffic classes
+are counted apart, and so are requests that were shortened: the long answers of one say nothing of the others.
+"""
+
+from collections import deque
+from collections.abc import Collection
+from typing import Final
+
+from envoy_ext.domain.drain_rate import KNOWN_FROM
+
+MEMORY: Final = 32
+"""Of so many the middle moves little by the lengths of a few."""
+
+
+class AnswerTimes:
+    """Of one pool; changed only by its queue."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, bool], deque[tuple[float, bool]]] = {}
+        self._known: dict[tuple[str, bool], float] = {}
+
+    def note(self, class_name: str, shortened: bool, seconds: float, *, whole: bool) -> None:
+        """An answer has ended, so long after its attempt began: whole, or cut before it was."""
+        kind = class_name, shortened
+        self._kinds.setdefault(kind, deque(maxlen=MEMORY)).append((seconds, not whole))
+        self._known.pop(kind, None)
+
+    def read(self, class_name: str, shortened: bool) -> float:
+        """How long half of such answers take at the least; 0 while too few are known."""
+        kind = class_name, shortened
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = _find_middle(self._kinds.get(kind, ()))
+        return known
+
+
+def _find_middle(times: Collection[tuple[float, bool]]) -> float:
+    if len(times) < KNOWN_FROM:
+        return 0.0
+    ordered, share = sorted(times), 1.0
+    for place, (seconds, cut) in enumerate(ordered):
+        share *= 1.0 if cut else 1 - 1 / (len(ordered) - place)
+        if share <= 0.5:
+            return seconds
+    return ordered[-1][0]  # most were cut: the longest of them is what is known
