@@ -287,7 +287,7 @@ class JobStore(Protocol):
         """
 
 
-class Store(Journal, ToolLedger, Archive, Protocol):
+class Store(Journal, ToolLedger, Archive, JobStore, Protocol):
     """What a store is."""
 
 

@@ -8,13 +8,15 @@ import json
 import math
 from typing import Final
 
+from envoy_ext.adapters import tool_call_codec
 from envoy_ext.adapters.journal_codec import Fields, UnreadableRecord, read_object
 from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.ids import FencingToken, OperationId, PoolName, SeatId
-from envoy_ext.domain.job import ENDED, Job, JobEnd, JobState, NewJob
+from envoy_ext.domain.job import ENDED, Job, JobEnd, JobRequest, JobState, NewJob
 
 VERSION: Final = 1
 _WHAT: Final = "a job"
+_REQUEST: Final = "the request of a job"
 
 
 def encode_job(job: Job) -> str:
@@ -81,3 +83,16 @@ def _read_end(value: object) -> JobEnd:
         )
     except ImpossibleEvent as odd:
         raise UnreadableRecord(f"{what} does not end it") from odd
+
+
+def encode_head(request: JobRequest) -> str:
+    """All of a request but its body, as one line."""
+    head = {"v": VERSION, "path": request.path, "headers": request.headers}
+    return json.dumps(head, separators=(",", ":"))
+
+
+def decode_request(head: str | bytes, body: bytes) -> JobRequest:
+    """The request of this head, or `UnreadableRecord`."""
+    decoded = read_object(head, _REQUEST, VERSION)
+    path = Fields(_REQUEST, decoded).text("path")
+    return JobRequest(path, tool_call_codec.read_headers(decoded.get("headers")), body)

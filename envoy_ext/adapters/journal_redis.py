@@ -12,10 +12,12 @@ from typing import Any, Final, Self
 from redis.exceptions import RedisClusterException, RedisError
 
 from envoy_ext.adapters import journal_redis_archive as archive
+from envoy_ext.adapters import journal_redis_jobs as jobs
 from envoy_ext.adapters import journal_redis_ledger as ledger
 from envoy_ext.adapters import journal_redis_scripts as scripts
 from envoy_ext.adapters.journal_codec import decode_record, encode_record
 from envoy_ext.adapters.journal_redis_faults import build_unavailable, explain_probe
+from envoy_ext.adapters.journal_redis_job_calls import PAGE, RedisJobCalls
 from envoy_ext.adapters.journal_redis_lane import CALL_S, Lane, Replicas
 from envoy_ext.adapters.journal_redis_server import (
     ServerFacts,
@@ -29,6 +31,7 @@ from envoy_ext.adapters.journal_redis_way import ANSWER_S, RedisPlace, Way, buil
 from envoy_ext.adapters.tool_call_codec import refuse_unwritable
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation, build_operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -36,10 +39,6 @@ from envoy_ext.domain.records import OperationBegun, OperationEnded, OwnershipTa
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall, check_end
 from envoy_ext.ports import NO_OPERATION, StoreSize
 
-PAGE: Final = 256
-"""Operations that one call lists: Redis serves nobody else meanwhile."""
-FORGOTTEN_AT_ONCE: Final = 64
-"""Operations that one call removes, for the same reason: each may have an answer and tool calls."""
 OPEN_S: Final = 5.0
 """How long the look at the server may take when a journal is opened."""
 
@@ -49,7 +48,7 @@ def mint_suffix() -> str:
     return f"-{secrets.token_hex(3)}"
 
 
-class RedisJournal:
+class RedisJournal(RedisJobCalls):
     """`ports.Store` at a Redis server, for any number of gateways.
 
     To be used from the event loop it was opened in.
@@ -121,7 +120,7 @@ class RedisJournal:
 
     async def begin(
         self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
-    ) -> Operation | None:
+    ) -> Operation | Job | None:
         self._refuse_when_closed()
         taken = OwnershipTaken(begun.operation_id, begun.at, owner, FIRST_TOKEN)
         digest = b"" if begun.key_hash is None else build_digest(begun.caller, begun.path, begun.key_hash)
@@ -133,13 +132,16 @@ class RedisJournal:
             repr(begun.at),
             digest,
             encode(begun.operation_id if begun.ledger_id is None else begun.ledger_id),
+            b"" if begun.job_id is None else encode(begun.job_id),
             encode_record(begun),
             encode_record(taken),
         )
         if status == scripts.SEAT_LOST:
             raise SeatLost(f"{owner} has no seat")
         if status == scripts.NOT_OWNER:
-            raise NotOwner(f"{begun.operation_id} belongs to another gateway")
+            raise NotOwner(f"{begun.operation_id} belongs to another gateway, or its job may not begin it")
+        if status == scripts.HELD_BY_JOB:
+            return jobs.read_job(held[0])
         return self._fold(held[0]) if status == scripts.HELD else None
 
     async def append(
@@ -225,15 +227,7 @@ class RedisJournal:
     # --- what has been --------------------------------------------------------------------------
 
     async def forget(self, before: float, limit: int) -> int:
-        self._refuse_when_closed()
-        forgotten = 0
-        while (left := min(limit - forgotten, FORGOTTEN_AT_ONCE)) > 0:
-            by = secrets.token_hex(8)
-            gone: int = await self._write(archive.FORGET, repr(before), str(left), by)
-            forgotten += gone
-            if gone < left:
-                break
-        return forgotten
+        return await self._forget_by(archive.FORGET, before, limit)
 
     async def measure(self) -> StoreSize:
         return StoreSize(await self._read(archive.COUNT))
@@ -306,6 +300,10 @@ class RedisJournal:
     async def _read(self, script: scripts.Script, *words: Any) -> Any:
         self._refuse_when_closed()
         return await self._reads.submit(script, f"{self._base}journal", self._base, *words)
+
+    async def _ask(self, command: str, key: bytes, *words: Any) -> Any:
+        self._refuse_when_closed()
+        return await self._reads.submit(None, command, self._base.encode() + key, *words)
 
     def _fold(self, records: Sequence[bytes]) -> Operation:
         operation = build_operation(decode_record(record) for record in records)

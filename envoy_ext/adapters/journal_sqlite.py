@@ -23,6 +23,7 @@ from envoy_ext.adapters import journal_sqlite_archive as archive
 from envoy_ext.adapters import journal_sqlite_codec as codec
 from envoy_ext.adapters import journal_sqlite_ledger as ledger
 from envoy_ext.adapters import journal_sqlite_owners as owners
+from envoy_ext.adapters import journal_sqlite_seats as seats
 from envoy_ext.adapters.journal_codec import encode_record
 from envoy_ext.adapters.journal_sqlite_file import (
     FileLock,
@@ -31,10 +32,12 @@ from envoy_ext.adapters.journal_sqlite_file import (
     connect_for_writing,
     explained,
 )
-from envoy_ext.adapters.journal_sqlite_writer import Writer
+from envoy_ext.adapters.journal_sqlite_job_calls import SqliteJobCalls
+from envoy_ext.adapters.journal_sqlite_writer import Work, Writer
 from envoy_ext.adapters.tool_call_codec import refuse_unwritable
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record, find_operation
@@ -121,7 +124,7 @@ class _Reads:
         return await self._read(partial(codec.select_operations, select=select, values=values))
 
     async def read_seats(self) -> Mapping[SeatId, int]:
-        return await self._read(owners.read_seats)
+        return await self._read(seats.read)
 
     async def _read(self, look: Callable[[sqlite3.Connection], _Result]) -> _Result:
         self._refuse_when_closed()
@@ -168,7 +171,7 @@ class SqliteJournalReader(_Reads):
         return await super().read_result(ledger_id, call_id) if there else None
 
 
-class SqliteJournal(_Reads):
+class SqliteJournal(_Reads, SqliteJobCalls):
     """`ports.Store` on one SQLite file that this process owns, or shares with others.
 
     Those others are on its machine. To be used from the event loop it was opened in. A call that is
@@ -216,7 +219,7 @@ class SqliteJournal(_Reads):
                 if not shared:
                     # Whoever had a seat here is gone: this process has the file for itself.
                     with explained(path, "written"):
-                        owners.clear_seats(connection)
+                        seats.clear(connection)
                 reads = connect_for_reading(path)
             except BaseException:  # whatever it was, nothing stays open
                 connection.close()
@@ -228,7 +231,7 @@ class SqliteJournal(_Reads):
 
     async def begin(
         self, begun: OperationBegun, owner: SeatId, after: OperationId | None = None
-    ) -> Operation | None:
+    ) -> Operation | Job | None:
         self._refuse_when_closed()
         encode_record(begun)  # what cannot be written is the caller's mistake, and not the file's
         return await self._writer.submit(partial(owners.begin, begun=begun, owner=owner, after=after))
@@ -269,15 +272,19 @@ class SqliteJournal(_Reads):
 
     async def take_seat(self, gateway: str) -> SeatId:
         self._refuse_when_closed()
-        return await self._writer.submit(partial(owners.take_seat, gateway=gateway))
+        return await self._writer.submit(partial(seats.take, gateway=gateway))
 
     async def beat(self, seat: SeatId, number: int) -> None:
         self._refuse_when_closed()
-        await self._writer.submit(partial(owners.beat, seat=seat, number=number))
+        await self._writer.submit(partial(seats.beat, seat=seat, number=number))
 
     async def remove_seat(self, seat: SeatId, number: int) -> bool:
         self._refuse_when_closed()
-        return await self._writer.submit(partial(owners.remove_seat, seat=seat, number=number))
+        return await self._writer.submit(partial(seats.remove, seat=seat, number=number))
+
+    async def _write(self, work: Work[_Result]) -> _Result:
+        self._refuse_when_closed()
+        return await self._writer.submit(work)
 
     def _close_blocking(self) -> None:
         try:

@@ -16,8 +16,9 @@ from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.operation import Operation, build_operation
 from envoy_ext.domain.records import OperationBegun, OperationEnded, Record
 
-SCHEMA_VERSION: Final = 3
-"""2 knows who owns an operation; 3 keeps answers and the tool ledger, and finds what has ended."""
+SCHEMA_VERSION: Final = 4
+"""2 knows who owns an operation; 3 keeps answers and the tool ledger, and finds what has ended; 4 has
+jobs."""
 APPLICATION_ID: Final = 0x656E766A
 """`envj` in the file's header: keeps us from writing into some other program's database."""
 
@@ -50,15 +51,32 @@ _STEPS: Final = {
         "CREATE INDEX operations_by_end ON operations (ended_at, begun_seq) WHERE ended_at IS NOT NULL",
         "CREATE INDEX operations_by_begin ON operations (created_at, operation_id)",
     ),
+    3: (
+        # AUTOINCREMENT: no number is given twice, also not after the last row has gone.
+        "CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, job_id TEXT NOT NULL UNIQUE,"
+        " caller TEXT NOT NULL, path TEXT NOT NULL, key_hash TEXT, ledger_id TEXT NOT NULL,"
+        " pool TEXT NOT NULL, body_bytes INTEGER NOT NULL, state TEXT NOT NULL, owner TEXT, ended_at REAL,"
+        " may_have_results INTEGER NOT NULL DEFAULT 1, body TEXT NOT NULL)",
+        "CREATE UNIQUE INDEX jobs_by_key ON jobs (caller, path, key_hash) WHERE key_hash IS NOT NULL",
+        "CREATE INDEX jobs_unfinished ON jobs (number, state, pool, body_bytes, owner)"
+        " WHERE ended_at IS NULL",
+        "CREATE INDEX jobs_by_ledger ON jobs (ledger_id) WHERE ended_at IS NULL",
+        "CREATE INDEX jobs_by_end ON jobs (ended_at, number) WHERE ended_at IS NOT NULL",
+        "CREATE INDEX jobs_with_results ON jobs (ended_at, number)"
+        " WHERE ended_at IS NOT NULL AND may_have_results = 1",
+        "CREATE TABLE job_requests (job_id TEXT PRIMARY KEY, head TEXT NOT NULL, body BLOB NOT NULL)",
+        "ALTER TABLE operations ADD COLUMN job_id TEXT",
+    ),
 }
 """From each version to the next."""
 _INSERT_RECORD: Final = "INSERT INTO records (operation_id, kind, body) VALUES (?, ?, ?)"
 # Each writes its half of the row once: repeated records change nothing, and either may come first.
 _INDEX_BEGIN: Final = (
-    "INSERT INTO operations (operation_id, begun_seq, caller, path, key_hash, created_at, ledger_id, state)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, 'running') ON CONFLICT (operation_id) DO UPDATE SET"
+    "INSERT INTO operations (operation_id, begun_seq, caller, path, key_hash, created_at, ledger_id, job_id,"
+    " state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'running') ON CONFLICT (operation_id) DO UPDATE SET"
     " begun_seq = excluded.begun_seq, caller = excluded.caller, path = excluded.path,"
-    " key_hash = excluded.key_hash, created_at = excluded.created_at, ledger_id = excluded.ledger_id"
+    " key_hash = excluded.key_hash, created_at = excluded.created_at, ledger_id = excluded.ledger_id,"
+    " job_id = excluded.job_id"
     " WHERE begun_seq IS NULL"
 )
 _INDEX_END: Final = (
@@ -147,7 +165,8 @@ def insert_record(connection: sqlite3.Connection, record: Record, body: str) -> 
         key_hash = None if record.key_hash is None else build_column(record.key_hash)
         caller, path = build_column(record.caller), build_column(record.path)
         ledger_id = None if record.ledger_id is None else build_column(record.ledger_id)
-        values = (operation_id, seq, caller, path, key_hash, record.at, ledger_id)
+        job_id = None if record.job_id is None else build_column(record.job_id)
+        values = (operation_id, seq, caller, path, key_hash, record.at, ledger_id, job_id)
         connection.execute(_INDEX_BEGIN, values)
     elif isinstance(record, OperationEnded):
         connection.execute(_INDEX_END, (operation_id, record.state.value, record.at))

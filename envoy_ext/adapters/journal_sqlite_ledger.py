@@ -29,6 +29,11 @@ _PUT_CALL: Final = (
     "INSERT INTO tool_calls (ledger_id, call_id, body) VALUES (?, ?, ?)"
     " ON CONFLICT (ledger_id, call_id) DO UPDATE SET body = excluded.body"
 )
+IN_USE: Final = (
+    "SELECT 1 FROM operations WHERE ledger_id = ?1"
+    " UNION ALL SELECT 1 FROM operations WHERE operation_id = ?1 AND ledger_id IS NULL"
+    " UNION ALL SELECT 1 FROM jobs WHERE ledger_id = ?1 AND ended_at IS NULL LIMIT 1"
+)
 OWN_ANSWER: Final = ""
 """The name of an operation's own answer among the kept ones; a tool's result is named after its call."""
 
@@ -97,6 +102,16 @@ def read_calls(connection: sqlite3.Connection, ledger_id: OperationId) -> tuple[
 def read_result(connection: sqlite3.Connection, ledger_id: OperationId, call_id: CallId) -> KeptAnswer | None:
     """`ports.ToolLedger.read_result`."""
     return read_answer(connection, ledger_id, _name_result(call_id))
+
+
+def forget_unused(connection: sqlite3.Connection, ledger_id: str) -> None:
+    """Remove a ledger, named as its column has it, that no operation and no unfinished job has."""
+    if connection.execute(IN_USE, (ledger_id,)).fetchone() is None:
+        connection.execute("DELETE FROM tool_calls WHERE ledger_id = ?", (ledger_id,))
+        # What is left there under its name are results: its own answer went with the operation.
+        connection.execute(
+            f"DELETE FROM answers WHERE operation_id = ? AND name <> '{OWN_ANSWER}'", (ledger_id,)
+        )
 
 
 def _name_result(call_id: CallId) -> str:

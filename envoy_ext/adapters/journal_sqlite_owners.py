@@ -1,18 +1,21 @@
-"""The steps of a SQLite journal that look before they write: who owns an operation, and who has a seat.
+"""The steps of a SQLite journal that look before they write: who owns an operation.
 
 Each runs inside the caller's transaction, which no other writer can come between (`BEGIN IMMEDIATE`), and
 raises its refusal before it has written anything.
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from envoy_ext.adapters import journal_sqlite_codec as codec
+from envoy_ext.adapters import journal_sqlite_jobs as jobs
 from envoy_ext.adapters import journal_sqlite_ledger as ledger
+from envoy_ext.adapters import journal_sqlite_seats as seats
 from envoy_ext.adapters.journal_codec import encode_record
-from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
+from envoy_ext.domain.errors import JournalUnavailable, NotOwner
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -27,15 +30,20 @@ _OWNED: Final = "SELECT owner, token FROM operations WHERE operation_id = ? AND 
 
 def begin(
     connection: sqlite3.Connection, begun: OperationBegun, owner: SeatId, after: OperationId | None
-) -> Operation | None:
+) -> Operation | Job | None:
     """`ports.Journal.begin`."""
-    _refuse_without_seat(connection, owner)
+    seats.refuse_without(connection, owner)
     owned = connection.execute(_OWNED, (codec.build_column(begun.operation_id),)).fetchone()
     if owned is not None:
         if owned[0] != owner:
             raise NotOwner(f"{begun.operation_id} belongs to another gateway")
         return None
+    if begun.job_id is not None:
+        jobs.refuse_run(connection, begun.job_id, begun.operation_id, owner)
     if begun.key_hash is not None:
+        job = jobs.find(connection, begun.caller, begun.path, begun.key_hash)
+        if job is not None:
+            return job
         values = [codec.build_column(one) for one in (begun.caller, begun.path, begun.key_hash)]
         holder = connection.execute(NEWEST_OF_KEY, values).fetchone()
         if holder is not None and holder[0] != after:
@@ -66,11 +74,11 @@ def take_over(
     connection: sqlite3.Connection, operation_id: OperationId, seen: FencingToken, owner: SeatId, at: float
 ) -> Operation:
     """`ports.Journal.take_over`."""
-    _refuse_without_seat(connection, owner)
+    seats.refuse_without(connection, owner)
     owned = connection.execute(_OWNED, (codec.build_column(operation_id),)).fetchone()
     again = owned is not None and tuple(owned) == (owner, seen + 1)
     if not again:
-        if owned is None or owned[1] != seen or _has_seat(connection, owned[0]):
+        if owned is None or owned[1] != seen or seats.is_there(connection, owned[0]):
             raise NotOwner(f"{operation_id} is not there to be taken over")
         _write_owner(connection, OwnershipTaken(operation_id, at, owner, FencingToken(seen + 1)))
     found = codec.select_operations(connection, codec.SELECT_BY_ID, (operation_id,))
@@ -79,48 +87,9 @@ def take_over(
     return found[0][1]
 
 
-def take_seat(connection: sqlite3.Connection, gateway: str) -> SeatId:
-    """`ports.Journal.take_seat`. AUTOINCREMENT never gives a number twice, also not of a removed row."""
-    number = connection.execute("INSERT INTO seats (beat) VALUES (1)").lastrowid
-    seat = SeatId(f"{gateway}/{number}")
-    connection.execute("UPDATE seats SET seat = ? WHERE number = ?", (seat, number))
-    return seat
-
-
-def beat(connection: sqlite3.Connection, seat: SeatId, number: int) -> None:
-    """`ports.Journal.beat`."""
-    _refuse_without_seat(connection, seat)
-    connection.execute("UPDATE seats SET beat = max(beat, ?) WHERE seat = ?", (number, seat))
-
-
-def remove_seat(connection: sqlite3.Connection, seat: SeatId, number: int) -> bool:
-    """`ports.Journal.remove_seat`."""
-    connection.execute("DELETE FROM seats WHERE seat = ? AND beat = ?", (seat, number))
-    return not _has_seat(connection, seat)
-
-
-def clear_seats(connection: sqlite3.Connection) -> None:
-    """Remove every seat."""
-    connection.execute("DELETE FROM seats")
-
-
-def read_seats(connection: sqlite3.Connection) -> Mapping[SeatId, int]:
-    """`ports.Journal.read_seats`."""
-    return {SeatId(seat): number for seat, number in connection.execute("SELECT seat, beat FROM seats")}
-
-
 def _write_owner(connection: sqlite3.Connection, taken: OwnershipTaken) -> None:
     codec.insert_record(connection, taken, encode_record(taken))
     connection.execute(
         "UPDATE operations SET owner = ?, token = ? WHERE operation_id = ?",
         (taken.owner, taken.token, codec.build_column(taken.operation_id)),
     )
-
-
-def _has_seat(connection: sqlite3.Connection, seat: str | None) -> bool:
-    return connection.execute("SELECT 1 FROM seats WHERE seat = ?", (seat,)).fetchone() is not None
-
-
-def _refuse_without_seat(connection: sqlite3.Connection, seat: SeatId) -> None:
-    if not _has_seat(connection, seat):
-        raise SeatLost(f"{seat} has no seat")

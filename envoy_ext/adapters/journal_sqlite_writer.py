@@ -16,9 +16,11 @@ from envoy_ext.adapters.journal_sqlite_file import (
     connect_for_writing,
     identify,
 )
-from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
+from envoy_ext.domain.errors import ImpossibleEvent, JournalUnavailable, NotOwner, RunNotOver, SeatLost
 
 _Result = TypeVar("_Result")
+_REFUSALS: Final = (NotOwner, SeatLost, RunNotOver, ImpossibleEvent)
+"""What a step raises before it has written anything."""
 
 MAX_QUEUED_CALLS: Final = 10_000
 """Calls that may wait for the writer. Each belongs to an exchange in flight, and Envoy's own
@@ -41,7 +43,7 @@ class _Outcome:
     """What became of a call: its result, its refusal, or the fault that kept it from being written."""
 
     result: object = None
-    refusal: NotOwner | SeatLost | None = None
+    refusal: Exception | None = None
     fault: Exception | None = None
 
 
@@ -139,7 +141,7 @@ class Writer:
 def _do(work: Work[Any], connection: sqlite3.Connection) -> _Outcome:
     try:
         return _Outcome(work(connection))
-    except (NotOwner, SeatLost) as refusal:
+    except _REFUSALS as refusal:
         return _Outcome(refusal=refusal)
 
 

@@ -59,9 +59,14 @@ def decode_headers(text: str | bytes) -> tuple[tuple[str, str], ...]:
     try:
         decoded: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableRecord("the headers of a kept answer are not JSON") from error
+        raise UnreadableRecord("the headers of a kept message are not JSON") from error
+    return read_headers(decoded)
+
+
+def read_headers(decoded: object) -> tuple[tuple[str, str], ...]:
+    """The headers that a list of pairs holds, or `UnreadableRecord`."""
     if not isinstance(decoded, list):
-        raise UnreadableRecord("the headers of a kept answer are no list")
+        raise UnreadableRecord("the headers of a kept message are no list")
     return tuple(_read_header(one) for one in decoded)
 
 
@@ -76,4 +81,4 @@ def _read_header(pair: object) -> tuple[str, str]:
         name, value = pair
         if isinstance(name, str) and isinstance(value, str):
             return name, value
-    raise UnreadableRecord("the headers of a kept answer are no pairs of a name and a value")
+    raise UnreadableRecord("the headers of a kept message are no pairs of a name and a value")

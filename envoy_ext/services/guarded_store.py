@@ -19,9 +19,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from functools import partial
 from typing import Final, TypeVar
 
-from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost, StoreSilent
+from envoy_ext.domain.errors import JournalUnavailable, NotOwner, RunNotOver, SeatLost, StoreSilent
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
-from envoy_ext.domain.job import Job
+from envoy_ext.domain.job import Job, JobBounds, JobCounts, JobEnd, JobRequest, JobsFull, JobState, NewJob
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import StoreBack, StoreLost
 from envoy_ext.domain.operation import Operation
@@ -94,7 +94,7 @@ class GuardedStore:
         except JournalUnavailable as fault:
             self._note_lost(fault, asked_at)
             raise
-        except (NotOwner, SeatLost):
+        except (NotOwner, SeatLost, RunNotOver):
             self._note_back()
             raise
         self._note_back()
@@ -241,6 +241,51 @@ class GuardedStore:
 
     async def list_since(self, at: float, limit: int, after: OperationId = NO_OPERATION) -> list[Operation]:
         return await self._look(partial(self._store.list_since, at, limit, after))
+
+    # --- ports.JobStore -----------------------------------------------------------------------
+
+    async def submit_job(
+        self, new: NewJob, request: JobRequest, bounds: JobBounds, after: OperationId | None = None
+    ) -> Job | Operation | JobsFull:
+        return await self._write(partial(self._store.submit_job, new, request, bounds, after))
+
+    async def read_job(self, job_id: OperationId) -> Job | None:
+        return await self._read(partial(self._store.read_job, job_id))
+
+    async def find_job(self, caller: str, path: str, key_hash: str) -> Job | None:
+        return await self._read(partial(self._store.find_job, caller, path, key_hash))
+
+    async def read_job_request(self, job_id: OperationId) -> JobRequest | None:
+        return await self._read(partial(self._store.read_job_request, job_id))
+
+    async def list_jobs(self, states: frozenset[JobState], limit: int, after: int = 0) -> list[Job]:
+        return await self._look(partial(self._store.list_jobs, states, limit, after))
+
+    async def list_orphaned_jobs(self, limit: int) -> list[Job]:
+        return await self._look(partial(self._store.list_orphaned_jobs, limit))
+
+    async def claim_job(
+        self, job_id: OperationId, seen: FencingToken, seat: SeatId, run_id: OperationId
+    ) -> Job:
+        return await self._write(partial(self._store.claim_job, job_id, seen, seat, run_id))
+
+    async def take_over_job(self, job_id: OperationId, seen: FencingToken, seat: SeatId) -> Job:
+        return await self._write(partial(self._store.take_over_job, job_id, seen, seat))
+
+    async def release_job(self, job_id: OperationId, token: FencingToken, at: float) -> Job:
+        return await self._write(partial(self._store.release_job, job_id, token, at))
+
+    async def finish_job(self, job_id: OperationId, token: FencingToken, end: JobEnd) -> Job:
+        return await self._write(partial(self._store.finish_job, job_id, token, end))
+
+    async def cancel_job(self, job_id: OperationId, at: float) -> Job | None:
+        return await self._write(partial(self._store.cancel_job, job_id, at))
+
+    async def count_jobs(self) -> JobCounts:
+        return await self._look(self._store.count_jobs)
+
+    async def forget_results(self, before: float, limit: int) -> int:
+        return await self._look(partial(self._store.forget_results, before, limit))
 
 
 async def _next(found: AsyncIterator[Operation]) -> Operation | None:

@@ -26,8 +26,6 @@ from tests.support.jobs import (
 from tests.support.journals import ANSWER, keep, leave
 from tests.support.records import START, begun, ended
 
-pytestmark = pytest.mark.parametrize("store", ["memory"], indirect=True)
-"""The store that has jobs."""
 JOB = OperationId("op_1")
 EVERY = UNFINISHED | ENDED
 

@@ -13,7 +13,7 @@ from envoy_ext.adapters.journal_redis_lane import Replicas
 from envoy_ext.adapters.journal_redis_scripts import COMMANDS
 from envoy_ext.adapters.journal_redis_way import Login, RedisPlace
 from envoy_ext.domain.errors import JournalUnavailable
-from tests.support.journals import use_everything
+from tests.support.journals import use_everything, use_jobs
 from tests.support.redis_server import RedisServer, redis_server
 
 DOC = Path(__file__).parents[2] / "docs" / "stores.md"
@@ -56,6 +56,7 @@ async def test_the_documented_rights_are_enough_and_nothing_else_is_tried(server
     allow(server, RIGHTS)
     journal = await RedisJournal.open(at(server))
     await use_everything(journal)
+    await use_jobs(journal, "op_9")
     await journal.close()
     assert list_denials(server) == []
 
@@ -90,6 +91,7 @@ async def test_a_right_to_other_keys_is_none(server: RedisServer) -> None:
     allow(server, [right.replace("~{envoy-ext}", "~{another}") for right in RIGHTS])
     journal = await RedisJournal.open(at(server), "another")
     await use_everything(journal)
+    await use_jobs(journal, "op_9")
     await journal.close()
 
 
@@ -102,6 +104,7 @@ async def test_another_database_needs_one_more_right(server: RedisServer) -> Non
     allow(server, [*RIGHTS, "+select"])
     journal = await RedisJournal.open(place)
     await use_everything(journal)
+    await use_jobs(journal, "op_9")
     await journal.close()
     assert list_denials(server) == []
 
@@ -127,6 +130,7 @@ async def test_a_server_that_may_not_be_asked_promises_little_and_leaves_a_doubt
     assert ["maxmemory-policy" in doubt for doubt in journal.doubts] == [True, False]
     assert "power_loss is not promised" in journal.doubts[1]
     await use_everything(journal)
+    await use_jobs(journal, "op_9")
     await journal.close()
 
 
@@ -201,6 +205,7 @@ async def test_a_server_that_asks_for_a_certificate_is_shown_one(
     assert place.shown == f"rediss://127.0.0.1:{speaking_tls.port}"
     journal = await RedisJournal.open(place)
     await use_everything(journal)
+    await use_jobs(journal, "op_9")
     await journal.close()
 
 

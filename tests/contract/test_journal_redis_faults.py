@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from envoy_ext.adapters import (
     journal_redis_archive,
+    journal_redis_jobs,
     journal_redis_lane,
     journal_redis_ledger,
     journal_redis_scripts,
@@ -34,7 +35,7 @@ from tests.support.redis_server import RedisServer, redis_server
 SECRET = "s3cret-detail"
 EVERY_SCRIPT = [
     one
-    for module in (journal_redis_scripts, journal_redis_ledger, journal_redis_archive)
+    for module in (journal_redis_scripts, journal_redis_ledger, journal_redis_archive, journal_redis_jobs)
     for one in vars(module).values()
     if isinstance(one, Script)
 ]
@@ -499,15 +500,15 @@ async def test_the_journal_of_a_later_release_is_left_alone(
 ) -> None:
     seat = await keep(journal, [begun()])
     with server.ask() as asked:
-        asked.hset("{envoy-ext}:journal", "schema", "2")
+        asked.hset("{envoy-ext}:journal", "schema", "3")
         before = {one: asked.dump(one) for one in asked.keys("*")}
-        words = "it has schema 2, this program knows up to 1: run the later release that wrote it"
+        words = "it has schema 3, this program knows up to 2: run the later release that wrote it"
         assert words in await refusal(at(server.port))
-        with pytest.raises(JournalUnavailable, match="schema 2"):
+        with pytest.raises(JournalUnavailable, match="schema 3"):
             await journal.begin(begun("op_2"), seat)
-        with pytest.raises(JournalUnavailable, match="schema 2"):
+        with pytest.raises(JournalUnavailable, match="schema 3"):
             await journal.append([ended()], FIRST_TOKEN)
-        with pytest.raises(JournalUnavailable, match="schema 2"):
+        with pytest.raises(JournalUnavailable, match="schema 3"):
             await journal.list_recent(5)
         assert {one: asked.dump(one) for one in asked.keys("*")} == before
 

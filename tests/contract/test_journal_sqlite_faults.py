@@ -273,7 +273,7 @@ async def test_a_damaged_file_makes_lookups_unavailable_and_says_which_file(path
     await asyncio.gather(*(journal.begin(begun(f"op_{number}"), seat) for number in range(200)))
     await journal.close()
     with path.open("r+b") as file:
-        file.seek(4096 * 16)  # behind what an open looks at
+        file.seek(4096 * 32)  # behind what an open looks at
         file.write(b"\xff" * 4096 * 8)
     journal = await SqliteJournal.open(path)
     with pytest.raises(JournalUnavailable, match="cannot be read") as caught:

@@ -1,6 +1,7 @@
 """The journal's file: who may open it, what is refused, and what the refusal says."""
 
 import os
+import re
 import sqlite3
 import stat
 import tempfile
@@ -9,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from envoy_ext.adapters import journal_sqlite_archive, journal_sqlite_codec, journal_sqlite_owners
+from envoy_ext.adapters import (
+    journal_sqlite_archive,
+    journal_sqlite_codec,
+    journal_sqlite_jobs,
+    journal_sqlite_ledger,
+    journal_sqlite_owners,
+)
 from envoy_ext.adapters.journal_sqlite import SqliteJournal, SqliteJournalReader
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.job import UNFINISHED, JobState
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from tests.support.journals import keep
@@ -176,13 +184,13 @@ async def test_a_reader_says_that_there_is_no_journal_or_nothing_in_it(path: Pat
 async def test_a_later_schema_is_refused_and_left_as_it_is(path: Path, opener: type) -> None:
     await make_journal(path)
     other = sqlite3.connect(path)
-    other.execute("PRAGMA user_version = 4")
+    other.execute("PRAGMA user_version = 5")
     other.close()
     said = await refusal(path, opener)
-    assert "schema 4, this program knows up to 3" in said
+    assert "schema 5, this program knows up to 4" in said
     assert str(path) in said
     other = sqlite3.connect(path)
-    assert other.execute("PRAGMA user_version").fetchone() == (4,)
+    assert other.execute("PRAGMA user_version").fetchone() == (5,)
     other.close()
 
 
@@ -290,9 +298,17 @@ async def test_a_directory_that_may_not_be_written_is_refused_with_the_mend(
         (journal_sqlite_codec.SELECT_ORPHANED, [0, 5]),
         (journal_sqlite_codec.SELECT_SINCE, [1.0, "op_1", 5]),
         (journal_sqlite_archive.OLDEST, [1.0, 5]),
-        (journal_sqlite_archive.IN_USE, ["op_1"]),
+        (journal_sqlite_archive.ANSWER_SIZE, ["op_1"]),
+        (journal_sqlite_ledger.IN_USE, ["op_1"]),
+        (journal_sqlite_jobs.BY_ID, ["op_1"]),
+        (journal_sqlite_jobs.BY_KEY, ["caller", "/path", "key"]),
+        (journal_sqlite_jobs.WITH_RESULTS, [1.0, 5]),
+        (journal_sqlite_jobs.build_list(frozenset({JobState.FAILED})), ["failed", 0, 5]),
     ],
-    ids=["get", "find_by_key", "begin", "list", "list before", "orphaned", "since", "forget", "ledger"],
+    ids=[
+        *("get", "find_by_key", "begin", "list", "list before", "orphaned", "since", "forget", "answer"),
+        *("ledger", "job", "job of a key", "results", "list jobs"),
+    ],
 )
 def test_no_lookup_reads_a_whole_table(select: str, values: list[object]) -> None:
     connection = sqlite3.connect(":memory:")
@@ -300,4 +316,24 @@ def test_no_lookup_reads_a_whole_table(select: str, values: list[object]) -> Non
     plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {select}", values)]
     connection.close()
     scans = [step for step in plan if step.startswith("SCAN")]
-    assert [scan for scan in scans if "records" in scan or "operations" in scan] == [], plan
+    assert [scan for scan in scans if re.search("records|operations|jobs", scan)] == [], plan
+
+
+@pytest.mark.parametrize(
+    ("select", "values"),
+    [
+        (journal_sqlite_jobs.COUNT, []),
+        (journal_sqlite_jobs.ORPHANED, [5]),
+        (journal_sqlite_jobs.build_list(frozenset({JobState.QUEUED})), ["queued", 0, 5]),
+        (journal_sqlite_jobs.build_list(UNFINISHED), ["queued", "running", 0, 5]),
+    ],
+    ids=["count", "orphaned", "queued", "unfinished"],
+)
+def test_what_is_asked_of_unfinished_jobs_reads_those_alone(select: str, values: list[object]) -> None:
+    connection = sqlite3.connect(":memory:")
+    journal_sqlite_codec.bring_up_to_date(connection)
+    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {select}", values)]
+    connection.close()
+    of_jobs = [step for step in plan if re.match("(SCAN|SEARCH) jobs", step)]
+    assert len(of_jobs) == 1, plan
+    assert "jobs_unfinished" in of_jobs[0], plan

@@ -17,6 +17,8 @@ from envoy_ext.domain.operation import NO_TOKEN
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, OperationEnded
 from envoy_ext.domain.tool_calls import CallGranted, CallId, NewCall
+from tests.support.jobs import begin_run, end_run, job_end, submit
+from tests.support.jobs import claim as claim_job
 from tests.support.journals import keep
 from tests.support.records import START, attempt_started, begun, ended, fold, owned, whole_life
 
@@ -41,6 +43,18 @@ VERSION_2 = (
     "PRAGMA user_version = 2",
 )
 """What the one after it made of that."""
+VERSION_3 = (
+    "CREATE TABLE answers (operation_id TEXT NOT NULL, name TEXT NOT NULL, status INTEGER NOT NULL,"
+    " headers TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (operation_id, name))",
+    "CREATE TABLE tool_calls (seq INTEGER PRIMARY KEY, ledger_id TEXT NOT NULL, call_id TEXT NOT NULL,"
+    " body TEXT NOT NULL, UNIQUE (ledger_id, call_id))",
+    "ALTER TABLE operations ADD COLUMN ledger_id TEXT",
+    "CREATE INDEX operations_by_ledger ON operations (ledger_id) WHERE ledger_id IS NOT NULL",
+    "CREATE INDEX operations_by_end ON operations (ended_at, begun_seq) WHERE ended_at IS NOT NULL",
+    "CREATE INDEX operations_by_begin ON operations (created_at, operation_id)",
+    "PRAGMA user_version = 3",
+)
+"""And the one after that."""
 
 OLD = [*whole_life("op_1", key_hash="key"), begun("op_2"), attempt_started("op_2", "att_2")]
 
@@ -72,10 +86,10 @@ def write_version_1(path: Path) -> None:
     connection.close()
 
 
-def bring_to_version_2(path: Path) -> None:
-    """As the release after it left a file."""
+def bring_to(path: Path, statements: tuple[str, ...]) -> None:
+    """As the next release left a file."""
     connection = sqlite3.connect(path)
-    for statement in VERSION_2:
+    for statement in statements:
         connection.execute(statement)
     connection.close()
 
@@ -137,11 +151,11 @@ async def test_an_old_file_is_read_as_it_is(path: Path) -> None:
     assert read_version(path) == 1
 
 
-async def test_a_file_of_each_release_before_keeps_answers_and_calls_from_here_on(path: Path) -> None:
+async def test_a_file_of_each_release_before_keeps_answers_calls_and_jobs_from_here_on(path: Path) -> None:
     write_version_1(path)
-    for version in (1, 2):
-        if version == 2:
-            bring_to_version_2(path)
+    steps: tuple[tuple[int, tuple[str, ...]], ...] = ((1, ()), (2, VERSION_2), (3, VERSION_3))
+    for version, statements in steps:
+        bring_to(path, statements)
         assert read_version(path) == version
         copy = path.with_name(f"of_version_{version}.db")
         shutil.copy(path, copy)
@@ -159,6 +173,14 @@ async def test_a_file_of_each_release_before_keeps_answers_and_calls_from_here_o
         assert await reader.read_calls(OperationId("op_3")) == (claim.call,)
         assert await reader.read_calls_of([OperationId("op_1"), OperationId("op_3")]) == [(), (claim.call,)]
         assert await reader.read_answer(OperationId("op_3")) == answer
+        seat = await journal.take_seat("gw")
+        job = await claim_job(journal, await submit(journal, "op_4"), seat)
+        await begin_run(journal, job, seat)
+        await end_run(journal, job)
+        assert await journal.forget(START + 1e6, 9) == 2, "not what the job needs"
+        assert await journal.get(OperationId("op_4")) is not None
+        await journal.finish_job(job.job_id, job.token, job_end())
+        assert await journal.forget(START + 1e6, 9) == 2
         await reader.close()
         await journal.close()
 

@@ -3,13 +3,15 @@
 from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
-from envoy_ext.domain.ids import AttemptId, SeatId
+from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
+from envoy_ext.domain.job import JobState
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallState, NewCall
 from envoy_ext.ports import Journal, Store
+from tests.support.jobs import NAMED, REQUEST, begin_run, claim, end_run, job_end, submit
 from tests.support.records import START, attempt_started, begun, ended
 
 T = TypeVar("T")
@@ -77,3 +79,27 @@ async def use_everything(store: Store, operation: str = "op_1", key: str = "key"
     assert await store.read_answer(taken.operation_id) == ANSWER
     assert [one.operation_id for one in await store.list_recent(1)] == [operation]
     assert await store.get(taken.operation_id) is not None
+
+
+async def use_jobs(store: Store, job: str, key: str = "key of a job") -> None:
+    """Every call there is for jobs."""
+    first, second = await store.take_seat("gw"), await store.take_seat("gw")
+    queued = await submit(store, job, key_hash=key, ledger_id=OperationId("op_of_another"))
+    assert await store.find_job(*NAMED, key) == queued
+    assert await store.read_job_request(queued.job_id) == REQUEST
+    running = await claim(store, queued, first)
+    await begin_run(store, running, first)
+    await end_run(store, running)
+    await leave(store, first)
+    assert await store.list_orphaned_jobs(9) == [running]
+    taken = await store.take_over_job(queued.job_id, running.token, second)
+    released = await store.release_job(queued.job_id, taken.token, START)
+    assert await store.list_jobs(frozenset({JobState.QUEUED}), 9) == [released]
+    again = await claim(store, released, second, f"{job}_again")
+    await begin_run(store, again, second)
+    assert (await store.count_jobs()).unfinished == 1
+    assert await store.cancel_job(queued.job_id, START) is not None
+    done = await store.finish_job(queued.job_id, again.token, job_end())
+    await store.append([ended(f"{job}_again")], FIRST_TOKEN, ANSWER)
+    assert await store.read_job(queued.job_id) == done
+    assert await store.forget_results(START + 1e6, 9) == 1
