@@ -49,16 +49,16 @@ from envoy_ext.services.retention import Retention
 from envoy_ext.services.rooms import Rooms
 from envoy_ext.services.unrecorded import Unrecorded
 from envoy_ext.services.watching import Watcher
+from envoy_ext.wiring.callers import build_callers
 from envoy_ext.wiring.capacity import build_capacity_policies
 from envoy_ext.wiring.discovery import build_source, show_discovery
 from envoy_ext.wiring.doors import build_grpc, start_grpc, start_operations
 from envoy_ext.wiring.exchanges import (
-    build_boundaries,
-    build_directory,
     build_joining,
     build_keeping,
     build_policy,
     build_queue_policy,
+    build_rules,
 )
 from envoy_ext.wiring.fleet import (
     Endpoints,
@@ -233,16 +233,18 @@ class App:
             ledger=None if config.tools is None else journal,
         )
         journal.on_back(self._exchanges.note_store_back)
+        callers = build_callers(config, metrics)
+        if callers is not None:
+            self._run(callers.run(), observer)
+        rules = build_rules(config, None if callers is None else lambda: callers.rules)
         arrivals = Arrivals(
             self._exchanges,
             journal=journal,
             observer=observer,
             fleet=fleet,
-            directory=build_directory(config.pools),
-            boundaries=build_boundaries(config),
+            rules=rules,
             failover=policy.failover,
             mint_operation_id=mint_operation_id,
-            max_request_bytes=config.limits.max_request_bytes,
             background=background,
             queues=queues,
             clock=self.clock,
@@ -269,6 +271,7 @@ class App:
                 lambda pool: show_discovery(pool, discovery.read_state(pool.name), self.clock.now()),
             ),
             list_capacity=capacity.list_pools,
+            show_callers=lambda: None if callers is None else callers.show(),
             drain=lambda replica, limit_s: fleet.drain(replica, limit_s) is not None,
             undrain=fleet.undrain,
         )

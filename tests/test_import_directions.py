@@ -33,6 +33,7 @@ NOT_IN_THE_CORE = {
 }
 """Standard library, but clocks, chance, tasks, logs and IO."""
 
+FILTERS = ("extproc_caller", "extproc_delivery", "extproc_attempt", "extproc_tool")
 SHARED_ADAPTERS = {"headers", "extproc_session", "resolver"}
 TRANSPORT = "grpc_server"
 """Drives the sessions of all gRPC services, so it knows each of them; none of them knows it."""
@@ -123,7 +124,7 @@ def test_adapters_do_not_know_each_other(path: Path) -> None:
 
 def test_the_ext_proc_filters_never_see_each_other() -> None:
     """They meet in the exchange, and in the ledger."""
-    for one, other in itertools.permutations(("extproc_delivery", "extproc_attempt", "extproc_tool"), 2):
+    for one, other in itertools.permutations(FILTERS, 2):
         source = (PACKAGE / "adapters" / f"{one}.py").read_text()
         assert not any(other in name for name in read_imports(source))
 

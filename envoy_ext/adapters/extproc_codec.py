@@ -17,6 +17,9 @@ ProcessingRequest = Any
 
 Headers = Iterable[tuple[str, str]]
 
+PEER: Final = "source.address"
+"""The attribute of a request that names its connection's other end, with its port."""
+
 _OVERWRITE: Final = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _EXTPROC_ATTRIBUTES: Final = "envoy.filters.http.ext_proc"
 

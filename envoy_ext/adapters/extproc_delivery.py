@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Final, assert_never
 
@@ -10,14 +11,15 @@ from envoy_ext.adapters import headers as h
 from envoy_ext.adapters.accesslog_codec import read_lost
 from envoy_ext.adapters.extproc_session import Outbox
 from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.adapters.request_head_codec import read_head
 from envoy_ext.domain import names, step
-from envoy_ext.domain.api import MODELS_PATH, ApiFamily, match_api
 from envoy_ext.domain.client_errors import NOT_RECORDED, ClientError, build_error_body, build_error_headers
 from envoy_ext.domain.events import DeliveryClosed, ResponseBody, ResponseStarted
 from envoy_ext.domain.outcomes import RungName
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.arrivals import Arrivals, ShownOperation
 from envoy_ext.services.deliveries import Delivery
+from envoy_ext.services.heads import is_models_list, read_operation_path
 
 _OWN_RESPONSE_HEADERS: Final = (names.REPLAY, names.REFUSAL, h.ENVOY_ATTEMPT_COUNT)
 
@@ -29,20 +31,17 @@ class DeliverySession:
         self,
         arrivals: Arrivals,
         outbox: Outbox,
-        pass_through: tuple[str, ...],
         mint_request_id: Callable[[], str],
         note_chunk: Callable[[float], None],
     ) -> None:
         self._arrivals = arrivals
         self._outbox = outbox
-        self._pass_through = pass_through
         self._mint_request_id = mint_request_id
         self._note_chunk = note_chunk
-        self._headers: dict[str, str] = {}
-        self._data_class: str | None = None
-        self._family = ApiFamily.OTHER
+        self._arrival: Arrival | None = None
+        """The request, while its body is waited for."""
         self._request_id = ""
-        self._hostile: list[str] = []
+        self._unsent: list[str] = []
         self._body_expected = False
         self._delivery: Delivery | None = None
         self._preference: str | None = None
@@ -57,9 +56,10 @@ class DeliverySession:
         if kind == "response_body":
             self._receive_response_body(message.response_body)
         elif kind == "request_headers":
-            self._receive_request_headers(message.request_headers)
+            self._receive_request_headers(message)
         elif kind == "request_body":
-            self._arrive(message.request_body.body)
+            if self._arrival is not None:
+                self._arrive(self._arrival, message.request_body.body)
         elif kind == "response_headers":
             self._receive_response_headers(message.response_headers)
         elif kind == "response_trailers":
@@ -75,70 +75,42 @@ class DeliverySession:
             self._delivery.receive(DeliveryClosed())
 
     def _receive_request_headers(self, message: Any) -> None:
-        self._headers = headers = h.read_headers(message.headers)
-        self._hostile = h.list_forged(headers)
-        self._request_id = h.read_request_id(headers) or self._mint_request_id()
-        if h.are_too_many(message.headers):
-            text = f"headers: more than {h.MAX_HEADERS}, or than {h.MAX_HEADERS_BYTES} bytes; send fewer"
-            self._arrivals.refuse(
-                self, ClientError("invalid_request", self._request_id, message=text, status=431)
-            )
+        request = message.request_headers
+        head = read_head(
+            request.headers,
+            mint_request_id=self._mint_request_id,
+            trusted_header=self._arrivals.trusted_header,
+            peer=codec.read_request_attribute(message, codec.PEER),
+        )
+        self._request_id = head.request_id
+        self._unsent = self._arrivals.list_unsent(head)
+        sender = self._arrivals.decide_sender(head)
+        if isinstance(sender, ClientError):
+            self._arrivals.refuse(self, sender)
             return
-        path, method = headers.get(":path", ""), headers.get(":method", "")
-        operation_id = read_operation_path(method, path)
+        operation_id = read_operation_path(head.method, head.path)
         if operation_id is not None:
             self._arrivals.show_operation(
-                operation_id, h.read_caller(headers), self._answer_operation, self._answer_no_journal
+                operation_id, sender.id, self._answer_operation, self._answer_no_journal
             )
             return
-        models = self._arrivals.list_models() if is_models_list(method, path) else None
+        models = self._arrivals.list_models(sender) if is_models_list(head.method, head.path) else None
         if models is not None:
             self._answer_json(build_models_json(models), "envoy_ext_models")
             return
-        try:
-            self._data_class = h.read_data_class(message.headers)
-        except ValueError as mistake:
-            error = ClientError("invalid_request", self._request_id, message=str(mistake))
-            self._arrivals.refuse(self, error)
-            return
-        family = match_api(method, path)
-        if family is None and not path.startswith(self._pass_through):
-            text = f"{method} on this path is not served here"
-            error = ClientError("invalid_request", self._request_id, message=text, status=404)
-            self._arrivals.refuse(self, error)
-            return
-        self._family = ApiFamily.OTHER if family is None else family
-        if message.end_of_stream:
-            self._arrive(b"")
+        arrival = self._arrivals.decide_head(head, sender)
+        if isinstance(arrival, ClientError):
+            self._arrivals.refuse(self, arrival)
+        elif request.end_of_stream:
+            self._arrive(arrival, b"")
         else:
             self._body_expected = True
+            self._arrival = arrival
             self._outbox.send(codec.build_request_headers_reply((), ()))
 
-    def _arrive(self, body: bytes) -> None:
-        headers = self._headers
-        try:
-            deadline_s = h.read_deadline_s(headers)
-            key = h.read_idempotency_key(headers)
-        except ValueError as mistake:
-            error = ClientError("invalid_request", self._request_id, message=str(mistake))
-            self._arrivals.refuse(self, error)
-            return
-        arrival = Arrival(
-            family=self._family,
-            path=headers[":path"],
-            body=body,
-            content_encoding=headers.get("content-encoding", ""),
-            request_id=self._request_id,
-            caller=h.read_caller(headers),
-            idempotency_key=key,
-            deadline_s=deadline_s,
-            request_class=headers.get(h.REQUEST_CLASS),
-            data_class=self._data_class,
-            upstream_retry=h.is_upstream_retry(headers),
-            prefer_wait_s=h.read_prefer_wait_s(headers),
-        )
-        self._delivery = self._arrivals.arrive(arrival, self)
-        self._headers = {}
+    def _arrive(self, arrival: Arrival, body: bytes) -> None:
+        self._delivery = self._arrivals.arrive(replace(arrival, body=body), self)
+        self._arrival = None
 
     def _receive_response_body(self, message: Any) -> None:
         if self._delivery is None:
@@ -205,11 +177,11 @@ class DeliverySession:
         if reply.changed_body is not None:
             set_headers.append(("content-length", str(len(reply.changed_body))))
             # What is written anew is written plain.
-            remove = [*self._hostile, "content-encoding"]
+            remove = [*self._unsent, "content-encoding"]
             self._outbox.send(codec.build_request_body_reply(set_headers, remove, reply.changed_body))
             return
         build = codec.build_request_body_reply if self._body_expected else codec.build_request_headers_reply
-        self._outbox.send(build(set_headers, self._hostile))
+        self._outbox.send(build(set_headers, self._unsent))
 
     def _send_headers(self, reply: step.ForwardResponse) -> None:
         set_headers = [
@@ -302,18 +274,6 @@ class DeliverySession:
 
 def _list_degraded(rungs: Sequence[RungName]) -> list[tuple[str, str]]:
     return [(names.DEGRADED, ", ".join(rungs))] if rungs else []
-
-
-def read_operation_path(method: str, path: str) -> str | None:
-    """The id in `GET /v1/operations/{id}`, None for every other request. Of a HEAD Envoy drops the body."""
-    place, _, operation_id = path.partition("?")[0].rpartition("/")
-    asks = method in ("GET", "HEAD") and place == "/v1/operations"
-    return operation_id if asks and operation_id else None
-
-
-def is_models_list(method: str, path: str) -> bool:
-    """Whether a request asks which models there are."""
-    return method in ("GET", "HEAD") and path.partition("?")[0] == MODELS_PATH
 
 
 def build_models_json(models: tuple[str, ...]) -> dict[str, object]:

@@ -91,6 +91,7 @@ class GrpcServer:
         delivery: Callable[[Outbox], Session],
         attempt: Callable[[Outbox], Session],
         tool: Callable[[Outbox], Session] | None = None,
+        caller: Callable[[Outbox], Session] | None = None,
         access_log: Callable[[], AccessLogSession],
         discovery: Callable[[Outbox, Dialect], Session],
         authz: Authz,
@@ -100,6 +101,8 @@ class GrpcServer:
         self._processors = {names.ROLE_DELIVERY: delivery, names.ROLE_ATTEMPT: attempt}
         if tool is not None:
             self._processors[names.ROLE_TOOL] = tool
+        if caller is not None:
+            self._processors[names.ROLE_CALLER] = caller
         self._access_log = access_log
         self._discovery = discovery
         self._authz = authz

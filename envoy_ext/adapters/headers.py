@@ -26,7 +26,9 @@ MAX_HEADERS_BYTES: Final = 60 << 10
 """Envoy's defaults for what a client may send. Envoy itself is given room above them (`bootstrap.listeners`):
 its own refusal has no body, and it breaks a request off whose headers ours do not fit beside."""
 
-_CREDENTIALS: Final = ("authorization", "x-api-key", "api-key")
+KEY_HEADERS: Final = ("x-api-key", "api-key")
+"""Anthropic's and Azure's place for a key."""
+CREDENTIALS: Final = ("authorization", *KEY_HEADERS)
 
 _NOT_KEPT: Final = frozenset(
     {
@@ -51,16 +53,21 @@ def read_headers(header_map: Any) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for header in header_map.headers:
-        raw = header.raw_value
-        value = raw.decode("utf-8", "surrogateescape") if raw else header.value
+        value = _read_value(header)
         name = header.key.lower()
         if name not in found:
             found[name] = value
-        elif name == PREFER or name in _CREDENTIALS:
+        elif name == PREFER or name in CREDENTIALS:
             # Each one may hold another preference (RFC 7240, section 2); and nobody knows which one of two
             # credentials an engine goes by.
             found[name] += f",{value}"
     return found
+
+
+def read_all(header_map: Any, name: str) -> str | None:
+    """All values of one header, joined by commas; None where it does not stand."""
+    given = [header for header in header_map.headers if header.key.lower() == name]
+    return ",".join(_read_value(header) for header in given) if given else None
 
 
 def list_kept(header_map: Any) -> tuple[tuple[str, str], ...]:
@@ -74,7 +81,7 @@ def list_kept(header_map: Any) -> tuple[tuple[str, str], ...]:
         name = header.key.lower()
         if name.startswith((":", names.ENVOY_PREFIX)) or name in _NOT_KEPT:
             continue
-        value = header.raw_value.decode("utf-8", "surrogateescape") if header.raw_value else header.value
+        value = _read_value(header)
         kept[name] = f"{kept[name]}, {value}" if name in kept else value
     return tuple(kept.items())
 
@@ -82,7 +89,7 @@ def list_kept(header_map: Any) -> tuple[tuple[str, str], ...]:
 def are_too_many(header_map: Any) -> bool:
     """Whether a client's headers are more, or longer, than are taken from a client."""
     count = sum(not header.key.startswith(":") for header in header_map.headers)
-    size = sum(len(header.key) + len(header.raw_value) for header in header_map.headers)
+    size = sum(len(header.key) + len(header.raw_value or header.value) for header in header_map.headers)
     return count > MAX_HEADERS or size > MAX_HEADERS_BYTES
 
 
@@ -115,7 +122,7 @@ def read_caller(headers: dict[str, str]) -> str:
     Of all that there are: callers may share one of them, such as that of a proxy between, and have another
     each.
     """
-    given = [value for name in _CREDENTIALS if (value := headers.get(name))]
+    given = [value for name in CREDENTIALS if (value := headers.get(name))]
     if not given:
         return ""
     credential = given[0] if len(given) == 1 else json.dumps(given)
@@ -156,10 +163,10 @@ def read_data_class(header_map: Any) -> str | None:
     Raises:
         ValueError: it names two, which leaves open which one is meant.
     """
-    given = [header for header in header_map.headers if header.key.lower() == DATA_CLASS]
-    if len(given) > 1:
+    given = read_all(header_map, DATA_CLASS)
+    if given is not None and "," in given:  # no class has one in its name, and proxies join lines by it
         raise ValueError(f"{DATA_CLASS}: stands more than once; send it once")
-    return read_headers(header_map)[DATA_CLASS] if given else None
+    return given
 
 
 def read_prefer_wait_s(headers: dict[str, str]) -> float | None:
@@ -184,6 +191,11 @@ def is_upstream_retry(headers: dict[str, str]) -> bool:
 def is_printable_ascii(text: str) -> bool:
     """Whether every character is printable ASCII."""
     return text.isascii() and text.isprintable()
+
+
+def _read_value(header: Any) -> str:
+    raw: bytes = header.raw_value
+    return raw.decode("utf-8", "surrogateescape") if raw else str(header.value)
 
 
 def _is_decimal(text: str) -> bool:

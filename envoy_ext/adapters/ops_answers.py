@@ -10,6 +10,7 @@ from aiohttp import web
 
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.outcomes import Phase
+from envoy_ext.services.callers import CallersView
 from envoy_ext.services.queues import QueueView
 
 dump_json: Final[Callable[[object], str]] = partial(json.dumps, separators=(",", ":"))
@@ -125,3 +126,28 @@ def build_pool_json(pool: PoolView) -> dict[str, object]:
         "queue": None if pool.queue is None else asdict(pool.queue),
         "discovery": None if pool.discovery is None else asdict(pool.discovery),
     }
+
+
+def build_callers_json(view: CallersView | None) -> dict[str, object]:
+    """`/v1/callers`. None: no credential is checked. No key and no hash is in it."""
+    if view is None:
+        return {"checked": False, "refused": [], "callers": []}
+    callers = [
+        {
+            "name": one.name,
+            "keys": len(one.digests),
+            "disabled": one.disabled,
+            "expires_at": one.expires_at,
+            "models": _list_or_all(one.rights.models),
+            "pools": _list_or_all(one.rights.pools),
+            "classes": list(one.rights.classes) or None,
+            "data_classes": list(one.rights.data_classes) or None,
+        }
+        for one in view.entries
+    ]
+    return {"checked": True, "refused": list(view.refused), "callers": callers}
+
+
+def _list_or_all(words: frozenset[str] | frozenset[PoolName] | None) -> list[str] | None:
+    """None is all."""
+    return None if words is None else sorted(words)

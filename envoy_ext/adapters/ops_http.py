@@ -19,6 +19,7 @@ from envoy_ext.adapters.operation_codec import build_operator_json
 from envoy_ext.adapters.ops_answers import (
     PoolView,
     ReplicaView,
+    build_callers_json,
     build_error,
     build_json,
     build_pool_json,
@@ -38,6 +39,7 @@ from envoy_ext.domain.capacity_report import PoolCapacity
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import ReplicaId
 from envoy_ext.ports import Observer, Store
+from envoy_ext.services.callers import CallersView
 from envoy_ext.services.health import HealthState
 
 JOURNAL_PROBE_S: Final = 1.0
@@ -60,6 +62,7 @@ GET /v1/operations        the journal, newest first: ?limit=&before=&state=
 GET /v1/operations/{id}   one operation
 GET /v1/pools             the pools
 GET /v1/replicas          the replicas
+GET /v1/callers           who is let in, and what is wrong with their file
 GET /v1/capacity          the room of each pool, and what losing a replica, a node or a zone would leave
 POST /v1/replicas/{id}/drain    take a replica out: ?limit_s= how long its streams are waited for
 POST /v1/replicas/{id}/undrain  take the order back
@@ -84,6 +87,7 @@ class OpsServer:
         list_replicas: Callable[[], Sequence[ReplicaView]],
         list_pools: Callable[[], Sequence[PoolView]],
         list_capacity: Callable[[], Sequence[PoolCapacity]],
+        show_callers: Callable[[], CallersView | None] = lambda: None,
         drain: Callable[[ReplicaId, float], bool],
         undrain: Callable[[ReplicaId], bool],
     ) -> None:
@@ -96,6 +100,7 @@ class OpsServer:
         self._list_replicas = list_replicas
         self._list_pools = list_pools
         self._list_capacity = list_capacity
+        self._show_callers = show_callers
         self._drain = drain
         self._undrain = undrain
         self._runner: web.AppRunner | None = None
@@ -155,6 +160,7 @@ class OpsServer:
                 web.get("/v1/pools", self._get_pools),
                 web.get("/v1/replicas", self._get_replicas),
                 web.get("/v1/capacity", self._get_capacity),
+                web.get("/v1/callers", self._get_callers),
                 web.post("/v1/replicas/{id}/drain", self._post_drain),
                 web.post("/v1/replicas/{id}/undrain", self._post_undrain),
             ]
@@ -228,6 +234,9 @@ class OpsServer:
 
     async def _get_capacity(self, _request: web.Request) -> web.Response:
         return build_json(200, {"pools": [build_capacity_json(pool) for pool in self._list_capacity()]})
+
+    async def _get_callers(self, _request: web.Request) -> web.Response:
+        return build_json(200, build_callers_json(self._show_callers()))
 
     async def _post_drain(self, request: web.Request) -> web.Response:
         given = request.query.get("limit_s", str(DRAIN_LIMIT_S))

@@ -52,6 +52,27 @@ def build_body_buffer(max_request_bytes: int) -> HttpFilter:
     return _http_filter("envoy.filters.http.buffer", Buffer(max_request_bytes=max_request_bytes))
 
 
+def build_caller_filter() -> HttpFilter:
+    """Asks who it is before the body is taken in: a stranger has no room in any buffer.
+
+    The delivery filter stands behind the buffer, and hears of a request when all of it is there.
+    """
+    skip = ProcessingModeBodySendMode.NONE
+    processor = _build_processor(
+        names.ROLE_CALLER,
+        ProcessingMode(
+            request_header_mode=_SEND,
+            request_body_mode=skip,
+            request_trailer_mode=_SKIP,
+            response_header_mode=_SKIP,
+            response_body_mode=skip,
+            response_trailer_mode=_SKIP,
+        ),
+    )
+    processor.request_attributes = ["source.address"]
+    return _http_filter("envoy.filters.http.ext_proc", processor)
+
+
 def build_delivery_filter() -> HttpFilter:
     """One stream for each exchange: the whole request, and every chunk of the answer before its client."""
     processor = _build_processor(

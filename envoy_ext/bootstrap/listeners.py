@@ -32,6 +32,7 @@ from envoy_ext.bootstrap.access_logs import build_attempt_log, build_exchange_lo
 from envoy_ext.bootstrap.filters import (
     build_attempt_filter,
     build_body_buffer,
+    build_caller_filter,
     build_delivery_filter,
     build_endpoint_hint,
     build_router,
@@ -143,6 +144,7 @@ def build_ingress_listener(config: Config, routes: Routes) -> Listener:
         access_log=[build_exchange_log()],
         access_log_options=_tell_progress(compute_look_s(stall_s)),
         http_filters=[
+            *(() if config.callers is None else (build_caller_filter(),)),
             build_body_buffer(config.limits.max_request_bytes),
             build_delivery_filter(),
             build_router(),

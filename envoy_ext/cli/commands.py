@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from envoy_ext import __version__
+from envoy_ext.cli.callers import callers
 from envoy_ext.cli.operator import capacity, drain, operations, status, undrain
 from envoy_ext.cli.options import ConfigOption, EnvoyOption, fail
 from envoy_ext.domain.errors import ConfigError, EnvoyExtError, JournalUnavailable
@@ -106,6 +107,7 @@ def check(config: ConfigOption, envoy: EnvoyOption = None) -> None:
     from envoy_ext.adapters.ops_guard import read_token_file
     from envoy_ext.config import load_config
     from envoy_ext.stack import validate_with_envoy
+    from envoy_ext.wiring.callers import read_callers
     from envoy_ext.wiring.exchanges import build_queue_policy
     from envoy_ext.wiring.journal import describe_journal
 
@@ -113,6 +115,8 @@ def check(config: ConfigOption, envoy: EnvoyOption = None) -> None:
     build_queue_policy(loaded)  # reads the files that answers are in
     if loaded.operations.token_file is not None:
         read_token_file(loaded.operations.token_file)
+    if loaded.callers is not None and loaded.callers.keys_file is not None:
+        read_callers(loaded.callers.keys_file, loaded)
     print(f"{config}: the configuration is good")
     try:
         print("\n".join(asyncio.run(describe_journal(loaded.journal))))
@@ -211,6 +215,7 @@ def worker(
 
 
 cli.add_typer(operations, name="operations")
+cli.add_typer(callers, name="callers")
 for _command in (status, capacity, drain, undrain):
     cli.command()(_command)
 

@@ -4,6 +4,8 @@
 comes out of it as one `ConfigError` that holds a line for each mistake.
 """
 
+from envoy_ext.config.callers import Callers
+from envoy_ext.config.callers_file import CallersFile, Vocabulary, find_loose_mode, load_callers_file
 from envoy_ext.config.discovery import Discovery, Kubernetes
 from envoy_ext.config.failure_policy import (
     AfterFirstDelta,
@@ -47,6 +49,8 @@ __all__ = [
     "Admission",
     "AfterFirstDelta",
     "BeforeFirstDelta",
+    "Callers",
+    "CallersFile",
     "Capacity",
     "Config",
     "Cost",
@@ -77,8 +81,11 @@ __all__ = [
     "Tools",
     "TrafficClass",
     "UncertainSourceLiveness",
+    "Vocabulary",
     "WebPlace",
     "config_schema",
+    "find_loose_mode",
+    "load_callers_file",
     "load_config",
     "parse_config",
 ]

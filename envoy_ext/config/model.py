@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from envoy_ext.config.callers import Callers
 from envoy_ext.config.failure_policy import OnUpstreamFailure
 from envoy_ext.config.idempotency import Idempotency
 from envoy_ext.config.journal import Journal
@@ -199,6 +200,8 @@ class Config(Section):
     )
     """Which pools a request may reach, by the class of its data. Without `default` here, that class
     reaches local pools only."""
+    callers: Callers | None = None
+    """None: everybody is let in, and no credential is checked."""
     idempotency: Idempotency = Idempotency()
     pass_through: ListOf[PathPrefix] = ()
     """Prefixes of paths that pass unwatched; any other path that is no inference API is refused."""

@@ -54,6 +54,8 @@ CODES: dict[str, _Code] = {
     "deadline_exceeded": _Code(504, "timeout_error", "The request's own deadline has passed.", False),
     "request_too_large": _Code(413, "invalid_request_error", "The request body is too large.", False),
     "invalid_request": _Code(400, "invalid_request_error", "The request cannot be understood.", False),
+    "invalid_api_key": _Code(401, "authentication_error", "The API key is missing or not known here.", False),
+    "permission_denied": _Code(403, "permission_error", "This caller may not do that.", False),
     "operation_in_progress": _Code(
         409, "conflict_error", "A request with this idempotency key is still running.", True
     ),

@@ -44,6 +44,7 @@ DEGRADED: Final = "x-degraded"
 
 # The gRPC initial metadata key that tells the ext_proc filters apart, and its values.
 ROLE_METADATA: Final = "x-envoy-ext-role"
+ROLE_CALLER: Final = "caller"
 ROLE_DELIVERY: Final = "delivery"
 ROLE_ATTEMPT: Final = "attempt"
 ROLE_TOOL: Final = "tool"

@@ -230,6 +230,12 @@ class Metrics:
             ["why"],
             registry=registry,
         )
+        self.callers_file_in_force = Gauge(
+            "envoy_ext_callers_file_in_force",
+            "0 while the file of callers is bad, and the one before it holds; 1 without a file too.",
+            registry=registry,
+        )
+        self.callers_file_in_force.set(1)
         self.bugs = Counter(
             "envoy_ext_bugs_total",
             "Exceptions that should not be; each ended one exchange or one request and nothing else.",
@@ -361,6 +367,10 @@ class Metrics:
         self.journal_operations.set(size.operations)
         self.journal_bytes.set(math.nan if size.bytes is None else size.bytes)
         self.journal_over_limit.set(over_limit)
+
+    def note_callers_file(self, *, in_force: bool) -> None:
+        """The file of callers was read again."""
+        self.callers_file_in_force.set(in_force)
 
     def note_chunk(self, seconds: float) -> None:
         """A response chunk was in our hands for this long."""

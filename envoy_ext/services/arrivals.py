@@ -8,7 +8,7 @@ from typing import Final, assert_never
 
 from envoy_ext.domain import step
 from envoy_ext.domain.api import ReadRequest
-from envoy_ext.domain.boundaries import FORBIDDEN, Boundaries
+from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, PoolName
@@ -17,13 +17,21 @@ from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.tool_calls import ToolCall
 from envoy_ext.ports import Clock, DeliverySink, HandOffs, Observer, Store
-from envoy_ext.services.admission import Admitted, Arrival, Forbidden, PoolDirectory, decide_admission
+from envoy_ext.services.admission import AdmissionRules, Admitted, Arrival, Forbidden, decide_admission
 from envoy_ext.services.background import Background
 from envoy_ext.services.changing import Changing
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchange_replicas import hash_prompt
 from envoy_ext.services.exchanges import Exchanges, Opening
 from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.heads import (
+    RequestHead,
+    Sender,
+    decide_head,
+    decide_sender,
+    list_credentials,
+    read_operation_path,
+)
 from envoy_ext.services.joiners import Joiners, JoinPolicy
 from envoy_ext.services.keyed import HasAnswer, HasLeft, Keyed, KeyedRequest, MayRun
 from envoy_ext.services.ladders import Ladders
@@ -52,11 +60,9 @@ class Arrivals:
         journal: Store,
         observer: Observer,
         fleet: Fleet,
-        directory: PoolDirectory,
-        boundaries: Boundaries,
+        rules: AdmissionRules,
         failover: FailoverPolicy,
         mint_operation_id: Callable[[], OperationId],
-        max_request_bytes: int,
         background: Background,
         queues: Queues,
         clock: Clock,
@@ -70,11 +76,9 @@ class Arrivals:
         self._journal = journal
         self._observer = observer
         self._fleet = fleet
-        self._directory = directory
-        self._boundaries = boundaries
+        self._rules = rules
         self._failover = failover
         self._mint_operation_id = mint_operation_id
-        self._max_request_bytes = max_request_bytes
         self._background = background
         self.joiners: Final = Joiners(JoinPolicy() if joining is None else joining, exchanges.repeats)
         """The repeats that wait."""
@@ -100,9 +104,7 @@ class Arrivals:
         if closed is not None:
             self.refuse(sink, closed)
             return delivery
-        admitted = decide_admission(
-            arrival, self._directory, self._boundaries, self._max_request_bytes, self._hash_prompt
-        )
+        admitted = decide_admission(arrival, self._rules, self._hash_prompt)
         if isinstance(admitted, ClientError):
             self.refuse(sink, admitted)
             return delivery
@@ -125,9 +127,44 @@ class Arrivals:
             self._open(delivery, Opening(arrival, admitted, key, operation_id, None, ledger_id=ledger_id))
         return delivery
 
-    def list_models(self) -> tuple[str, ...] | None:
+    # --- by the headers alone -------------------------------------------------------------------
+
+    @property
+    def trusted_header(self) -> str | None:
+        """The header that may name a request's caller."""
+        return None if self._rules.read_callers is None else self._rules.read_callers().trusted_header
+
+    def list_unsent(self, head: RequestHead) -> list[str]:
+        """Headers that no replica is sent: what is forged, and what callers are known by here."""
+        return [*head.forged, *list_credentials(self._rules)]
+
+    def decide_sender(self, head: RequestHead) -> Sender | ClientError:
+        """Who asks, or that this may not be anybody."""
+        callers = self._rules.read_callers
+        return decide_sender(head, None if callers is None else callers(), self._clock.wall())
+
+    def decide_head(self, head: RequestHead, sender: Sender) -> Arrival | ClientError:
+        """The request without its body, or why that is not waited for."""
+        return decide_head(head, sender, self._rules.pass_through, self._rules.max_request_bytes)
+
+    def find_early_refusal(self, head: RequestHead) -> ClientError | None:
+        """Why a request is refused before its body is taken in; None where the headers say nothing against
+        it, or it has an answer of its own."""
+        sender = self.decide_sender(head)
+        if isinstance(sender, ClientError):
+            return sender
+        if read_operation_path(head.method, head.path) is not None:
+            return None
+        arrival = self.decide_head(head, sender)
+        if isinstance(arrival, ClientError):
+            return arrival
+        return self._exchanges.find_closure(arrival.request_id, arrival)
+
+    def list_models(self, sender: Sender) -> tuple[str, ...] | None:
         """What `GET /v1/models` names; None where the engine of the one pool is to be asked."""
-        return self._directory.list_models()
+        return self._rules.directory.list_models(sender.rights)
+
+    # --- answers of another kind ----------------------------------------------------------------
 
     def refuse(self, sink: DeliverySink, error: ClientError, pool: PoolName | None = None) -> None:
         """Answer a request that becomes no exchange."""

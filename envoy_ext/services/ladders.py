@@ -92,7 +92,7 @@ class Ladders:
         shed, denied = placed.outcome, False
         if not isinstance(shed, Shed):
             return placed
-        ways = list_ways_out(self._find(opening.arrival.request_class), shed.code)
+        ways = self._list_ways(opening, shed.code)
         for number, way in enumerate(ways):
             if isinstance(way, OtherPool):
                 denied |= self._hold_boundary(opening, way, recorded=False)
@@ -126,6 +126,12 @@ class Ladders:
 
     def _find(self, request_class: str | None) -> Ladder:
         return self._classes.find(request_class).ladder
+
+    def _list_ways(self, opening: Opening, code: str) -> tuple[WayOut, ...]:
+        """What its class has instead of this refusal, without what its caller has no right to."""
+        may_use = opening.arrival.rights.may_use
+        ways = list_ways_out(self._find(opening.arrival.request_class), code)
+        return tuple(one for one in ways if not isinstance(one, OtherPool) or may_use(one.pool, one.model))
 
     def _is_there(self, opening: Opening) -> bool:
         return self._fleet.availability(opening.admitted.pool) is not Availability.EMPTY
@@ -180,7 +186,7 @@ class Ladders:
     def _hear(self, opening: Opening, live: LiveExchange, event: Event) -> None:
         """The queue's one word on a request that waits."""
         if isinstance(event, RequestShed):
-            ways = list_ways_out(self._find(opening.arrival.request_class), event.code)
+            ways = self._list_ways(opening, event.code)
             if ways:
                 self._background.run(self._step_down(opening, live, event, ways, denied=False))
                 return

@@ -11,6 +11,7 @@ from envoy_ext.adapters.accesslog import AccessLogSession
 from envoy_ext.adapters.ads import AdsHub, AdsSession
 from envoy_ext.adapters.engines import get_engine
 from envoy_ext.adapters.extproc_attempt import AttemptSession
+from envoy_ext.adapters.extproc_caller import CallerSession
 from envoy_ext.adapters.extproc_delivery import DeliverySession
 from envoy_ext.adapters.extproc_session import Outbox
 from envoy_ext.adapters.extproc_tool import ToolSession
@@ -38,12 +39,11 @@ def build_grpc(
     tools: Tools | None,
 ) -> GrpcServer:
     """All that Envoy asks, behind one server."""
-    pass_through = tuple(config.pass_through)
     calls = {pool.name: get_engine(pool.engine).abort for pool in config.pools}
     aborts = {pool: call for pool, call in calls.items() if call is not None}
 
     def delivery(outbox: Outbox) -> DeliverySession:
-        return DeliverySession(arrivals, outbox, pass_through, mint_request_id, metrics.note_chunk)
+        return DeliverySession(arrivals, outbox, mint_request_id, metrics.note_chunk)
 
     limits = config.tools
     tool = None
@@ -54,6 +54,7 @@ def build_grpc(
 
     return GrpcServer(
         tool=tool,
+        caller=lambda outbox: CallerSession(arrivals, outbox, mint_request_id),
         delivery=delivery,
         attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts),
         access_log=lambda: AccessLogSession(exchanges),

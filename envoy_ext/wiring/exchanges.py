@@ -3,17 +3,18 @@
 Belongs to the composition layer, beside `app`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from envoy_ext.config import Config, Idempotency, Pool
 from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.answer_keeping import AnswersKept, KeepingPolicy
 from envoy_ext.domain.boundaries import Boundaries, DataClass
+from envoy_ext.domain.callers import CallerRules
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
-from envoy_ext.services.admission import PoolDirectory
+from envoy_ext.services.admission import AdmissionRules, PoolDirectory
 from envoy_ext.services.joiners import JoinPolicy
 from envoy_ext.wiring.ladder import build_ladder
 
@@ -79,3 +80,14 @@ def build_boundaries(config: Config) -> Boundaries:
     """Which pools each class of data may reach."""
     classes = [DataClass(name, frozenset(one.boundaries)) for name, one in config.data_classes.items()]
     return Boundaries(classes, {pool.name: pool.boundary for pool in config.pools})
+
+
+def build_rules(config: Config, read_callers: Callable[[], CallerRules] | None = None) -> AdmissionRules:
+    """What is held against every request that comes in."""
+    return AdmissionRules(
+        directory=build_directory(config.pools),
+        boundaries=build_boundaries(config),
+        max_request_bytes=config.limits.max_request_bytes,
+        pass_through=tuple(config.pass_through),
+        read_callers=read_callers,
+    )

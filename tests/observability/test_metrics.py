@@ -69,6 +69,7 @@ LABELS = {
     "envoy_ext_journal_bytes": set(),
     "envoy_ext_journal_over_limit": set(),
     "envoy_ext_journal_forgotten_total": {"why"},
+    "envoy_ext_callers_file_in_force": set(),
     "envoy_ext_bugs_total": set(),
     "envoy_ext_build_info": {"version"},
 }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from envoy_ext.domain import step
 from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.boundaries import DataClass
+from envoy_ext.domain.callers import Rights
 from envoy_ext.domain.events import DeliveryClosed, DrainExpired
 from envoy_ext.domain.ids import PoolName
 from envoy_ext.domain.ladder import (
@@ -95,6 +96,20 @@ async def leave(sidecar: Sidecar, *deliveries: Delivery) -> None:
     for one in deliveries:
         one.receive(DeliveryClosed())
     await sidecar.settle()
+
+
+async def test_a_pool_that_its_caller_may_not_use_is_no_rung_for_it_on_arrival_and_after_a_wait() -> None:
+    own = Rights(frozenset({MODEL}), frozenset())
+    for length in (0, 1):
+        sidecar = build(TO_SMALL, length=length)
+        first = await fill(sidecar)
+        client, delivery = await send(sidecar, "req-1", rights=own)
+        async with asyncio.timeout(10):
+            while not any(isinstance(reply, step.RespondLocally) for reply in client.replies):
+                await asyncio.sleep(0.01)
+        assert read_error(client) == ("queue_deadline_exceeded" if length else "queue_full")
+        assert not any(isinstance(note, BoundaryHeld) for note in sidecar.watcher.notes)
+        await leave(sidecar, first, delivery)
 
 
 async def test_another_pool_is_asked_by_its_models_name_and_all_else_is_the_clients() -> None:

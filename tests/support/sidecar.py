@@ -13,6 +13,7 @@ from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.answer_keeping import KeepingPolicy
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.boundaries import Boundaries, DataClass
+from envoy_ext.domain.callers import ALL_RIGHTS, CallerRules, Rights
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody, ResponseStarted
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.fingerprint import Fingerprint
@@ -23,7 +24,7 @@ from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Connections, HandOffs, ReachProbe, Store, ToolLedger, Trace
-from envoy_ext.services.admission import Arrival, PoolDirectory
+from envoy_ext.services.admission import AdmissionRules, Arrival, PoolDirectory
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.background import Background
 from envoy_ext.services.deliveries import Delivery
@@ -102,6 +103,8 @@ class Sidecar:
     ledger: ToolLedger | None = None
     """Of tool calls, where there are tools."""
     joining: JoinPolicy | None = None
+    callers: CallerRules | None = None
+    """Who is let in; None: anybody."""
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
@@ -152,16 +155,20 @@ class Sidecar:
             trace=self.trace,
             keeping=self.keeping,
         )
+        self.rules = AdmissionRules(
+            directory=PoolDirectory({MODEL: POOL} | {str(one): one for one in others}, names),
+            boundaries=Boundaries(self.data_classes, {POOL: self.boundary} | others),
+            max_request_bytes=1 << 20,
+            read_callers=None if self.callers is None else lambda: self.callers,
+        )
         self.arrivals = Arrivals(
             self.exchanges,
             journal=self.journal,
             observer=self.watcher,
             fleet=fleet,
-            directory=PoolDirectory({MODEL: POOL} | {str(one): one for one in others}, names),
-            boundaries=Boundaries(self.data_classes, {POOL: self.boundary} | others),
+            rules=self.rules,
             failover=self.policy.failover,
             mint_operation_id=lambda: OperationId(f"op_{self.name}{next(numbers)}"),
-            max_request_bytes=1 << 20,
             background=background,
             queues=self.queues,
             clock=clock,
@@ -183,6 +190,7 @@ class Sidecar:
         path: str = "/v1/chat/completions",
         upstream_retry: bool = False,
         prefer_wait_s: float | None = None,
+        rights: Rights = ALL_RIGHTS,
     ) -> Arrival:
         return Arrival(
             family=family,
@@ -197,6 +205,7 @@ class Sidecar:
             request_class=request_class,
             data_class=data_class,
             prefer_wait_s=prefer_wait_s,
+            rights=rights,
         )
 
     async def settle(self) -> None:

@@ -64,7 +64,7 @@ class Gateway:
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
         """The real client; it does not retry unless asked to."""
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="k", **{"max_retries": 0, **options})
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **{"api_key": "k", "max_retries": 0, **options})
 
     def find_requests(self, request_id: str) -> list[RequestRecord]:
         """What reached the engines of one request, over all attempts, in order."""
