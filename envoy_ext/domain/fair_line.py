@@ -17,7 +17,7 @@ Tags are whole numbers, so that equal shares are equal. A class that was idle st
 are: it has saved nothing up.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from math import lcm
 
@@ -36,10 +36,26 @@ class _Lane:
     tag: int = 0
     callers: OrderedDict[str, OrderedDict[OperationId, None]] = field(default_factory=OrderedDict)
     count: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)
+    """How many callers have so many waiting. A refusal is asked for most when there is least time for it: it
+    must not look at everybody who waits."""
 
     def read_size(self) -> int:
         """How much it has waiting, for its weight."""
         return self.count * self.stride
+
+    def resize(self, before: int, after: int) -> None:
+        """A caller has another number of requests waiting."""
+        self.count += after - before
+        for size, change in ((before, -1), (after, 1)):
+            self.sizes[size] += change
+            if size == 0 or not self.sizes[size]:
+                del self.sizes[size]
+
+    def find_fattest(self) -> str:
+        """The caller that has most waiting; of equals the one whose turn is last."""
+        most = max(self.sizes)
+        return next(one for one, requests in reversed(self.callers.items()) if len(requests) == most)
 
 
 class FairLine:
@@ -69,8 +85,9 @@ class FairLine:
         lane = self._lanes[class_name]
         if not lane.count:
             lane.tag = self._read_tag(lane)
-        lane.callers.setdefault(caller, OrderedDict())[request] = None
-        lane.count += 1
+        requests = lane.callers.setdefault(caller, OrderedDict())
+        requests[request] = None
+        lane.resize(len(requests) - 1, len(requests))
         self._where[request] = lane, caller
 
     def find_next(self) -> OperationId:
@@ -87,7 +104,7 @@ class FairLine:
         request, _ = requests.popitem(last=False)
         if requests:
             lane.callers[caller] = requests  # behind the others
-        lane.count -= 1
+        lane.resize(len(requests) + 1, len(requests))
         del self._where[request]
         return request
 
@@ -98,7 +115,7 @@ class FairLine:
         del requests[request]
         if not requests:
             del lane.callers[caller]
-        lane.count -= 1
+        lane.resize(len(requests) + 1, len(requests))
 
     def find_excess(self, newcomer: OperationId) -> OperationId:
         """Who must go, if one must: the newest of whoever has most for its share.
@@ -112,23 +129,14 @@ class FairLine:
             (one for one in waiting if one.traffic.priority == lowest),
             key=lambda one: (one.read_size(), one is own_lane, one.place),
         )
-        ranked = enumerate(lane.callers.items())
-        _, (_, requests) = max(
-            ranked,
-            key=lambda one: (len(one[1][1]), lane is own_lane and one[1][0] == own_caller, one[0]),
-        )
-        return next(reversed(requests))
+        if lane is own_lane and len(lane.callers[own_caller]) == max(lane.sizes):
+            return next(reversed(lane.callers[own_caller]))
+        return next(reversed(lane.callers[lane.find_fattest()]))
 
     def count_ahead(self, class_name: str, caller: str) -> int:
         """How many that wait would be served before one more of this class and caller."""
         own = self._lanes[class_name]
-        turns = len(own.callers.get(caller, ())) + 1
-        ahead, reach = turns - 1, turns
-        for other, requests in own.callers.items():
-            if other == caller:
-                reach = turns - 1  # who comes behind it in a round has had one turn less
-            else:
-                ahead += min(len(requests), reach)
+        ahead = _count_turns_ahead(own, caller)
         tag = self._read_tag(own) + ahead * own.stride
         for lane in self._lanes.values():
             if lane is own or lane.traffic.priority < own.traffic.priority:
@@ -146,7 +154,7 @@ class FairLine:
         rest._times = dict(self._times)
         for name, lane in self._lanes.items():
             twin = rest._lanes[name]
-            twin.tag, twin.count = lane.tag, lane.count
+            twin.tag, twin.count, twin.sizes = lane.tag, lane.count, Counter(lane.sizes)
             for caller, requests in lane.callers.items():
                 twin.callers[caller] = OrderedDict(requests)
                 rest._where |= dict.fromkeys(requests, (twin, caller))
@@ -154,6 +162,20 @@ class FairLine:
 
     def _read_tag(self, lane: _Lane) -> int:
         return lane.tag if lane.count else max(lane.tag, self._times[lane.traffic.priority])
+
+
+def _count_turns_ahead(lane: _Lane, caller: str) -> int:
+    """How many of its class come before one more of this caller."""
+    if caller not in lane.callers:
+        return len(lane.callers)  # each of the others has had one turn
+    turns = len(lane.callers[caller]) + 1
+    ahead, reach = turns - 1, turns
+    for other, requests in lane.callers.items():
+        if other == caller:
+            reach = turns - 1  # who comes behind it in a round has had one turn less
+        else:
+            ahead += min(len(requests), reach)
+    return ahead
 
 
 def _rank(lane: _Lane) -> tuple[int, int, int]:

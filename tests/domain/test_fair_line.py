@@ -170,3 +170,48 @@ def test_two_callers_who_both_wait_differ_by_one_at_most(requests, takes):
         for other_class, other in left:
             if class_name == other_class:
                 assert abs(served[class_name, caller] - served[class_name, other]) <= 1
+
+
+def find_excess_by_looking_at_all(line: FairLine, newcomer: OperationId) -> OperationId:
+    """The rule of `find_excess`, as one would say it of a short line."""
+    own_lane, own_caller = line._where[newcomer]
+    lanes = [one for one in line._lanes.values() if one.callers]
+    lowest = min(one.traffic.priority for one in lanes)
+    lane = max(
+        (one for one in lanes if one.traffic.priority == lowest),
+        key=lambda one: (sum(map(len, one.callers.values())) * one.stride, one is own_lane, one.place),
+    )
+    ranked = [
+        (len(requests), lane is own_lane and caller == own_caller, place, requests)
+        for place, (caller, requests) in enumerate(lane.callers.items())
+    ]
+    return next(reversed(max(ranked, key=lambda one: one[:3])[3]))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "push", "pop", "remove"]), st.integers(0, 2), st.integers(0, 4)),
+        max_size=60,
+    )
+)
+def test_whoever_must_go_is_found_without_looking_at_all(moves: list[tuple[str, int, int]]) -> None:
+    classes = TrafficClasses(
+        [TrafficClass("a", weight=3), TrafficClass("b", weight=1), TrafficClass("c", priority=1)]
+    )
+    line = FairLine(classes)
+    for number, (move, one, caller) in enumerate(moves):
+        newcomer = OperationId(str(number))
+        if move == "push":
+            ahead = line.count_ahead("abc"[one], str(caller))
+            line.push(newcomer, "abc"[one], str(caller))
+            assert line.list_in_order().index(newcomer) == ahead
+            assert line.find_excess(newcomer) == find_excess_by_looking_at_all(line, newcomer)
+        elif move == "pop" and len(line):
+            first = line.list_in_order()[0]
+            assert line.pop() == first
+        elif len(line):
+            waiting = line.list_in_order()
+            line.remove(waiting[caller % len(waiting)])
+        for lane in line._lanes.values():
+            assert sorted(lane.sizes.elements()) == sorted(map(len, lane.callers.values()))
+            assert lane.count == sum(lane.sizes.elements())
