@@ -197,6 +197,7 @@ class App:
         await discovery.wait_told(FIRST_LIST_S)
         fleet.tick()
         background = Background(observer)
+        metrics.watch_background(lambda: len(background))
         queue_policy = build_queue_policy(config)
         queues = self._queues = Queues(
             queue_policy,

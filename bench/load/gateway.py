@@ -59,6 +59,12 @@ class GatewayProcess:
         self.url, self.operations_url = ready[1], ready[2]
         self.envoy_pid = self.find_envoy()
 
+    @property
+    def pid(self) -> int:
+        """Of the sidecar, once started."""
+        assert self._process is not None
+        return self._process.pid
+
     def find_envoy(self) -> int:
         """The process id of the Envoy that runs under it; `RuntimeError` when there is not exactly one."""
         assert self._process is not None

@@ -52,6 +52,7 @@ class AdmissionQueue:
         self._hurried: set[OperationId] = set()
         """Who waits and has a deadline of its own."""
         self._looked_at = 0.0
+        self._deepest = 0
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -70,11 +71,12 @@ class AdmissionQueue:
             return (self._shed(newcomer.operation_id, code, room, now),)
         operation_id = newcomer.operation_id
         self._wait(ticket, now)
-        if len(self._line) <= self._policy.length:
-            return (Waits(operation_id, ticket.until),)
-        excess = self._line.find_excess(operation_id)
-        shed = self._refuse(excess, "queue_full", room, now)
-        return (shed,) if excess == operation_id else (Waits(operation_id, ticket.until), shed)
+        shed: tuple[Shed, ...] = ()
+        if len(self._line) > self._policy.length:
+            shed = (self._refuse(self._line.find_excess(operation_id), "queue_full", room, now),)
+        self._deepest = max(self._deepest, len(self._line))
+        stays = operation_id in self._line
+        return (Waits(operation_id, ticket.until), *shed) if stays else shed
 
     def foresee(self, request_class: str | None, caller: str, room: AnyRoom) -> Outlook:
         """What a request would find that came at this moment; it changes nothing."""
@@ -191,6 +193,11 @@ class AdmissionQueue:
     def depth(self) -> int:
         """How many wait."""
         return len(self._line)
+
+    @property
+    def deepest(self) -> int:
+        """The most that ever waited at once."""
+        return self._deepest
 
     @property
     def idle(self) -> bool:

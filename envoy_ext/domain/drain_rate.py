@@ -52,4 +52,4 @@ class DrainRate:
         left = max(0.0, self._owed - (now - self._owed_at) * rate)
         self._owed = min(left + 1.0, LONGEST_SPAN_S * rate)
         self._owed_at = now
-        return max(SHORTEST_SPAN_S, ceil(self._owed / rate))
+        return min(max(SHORTEST_SPAN_S, ceil(self._owed / rate)), LONGEST_SPAN_S)

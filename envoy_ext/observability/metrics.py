@@ -137,6 +137,11 @@ class Metrics:
             "Repeats that wait for the end of the operation they repeat; Envoy keeps the body of each.",
             registry=registry,
         )
+        self.background_tasks = Gauge(
+            "envoy_ext_background_tasks",
+            "Work of the sidecar beside its streams that has not ended; 0 when nothing is in flight.",
+            registry=registry,
+        )
         self.hand_offs_failed = Counter(
             "envoy_ext_hand_offs_failed_total",
             "Requests that were to be handed to a person, and that nobody took.",
@@ -316,6 +321,10 @@ class Metrics:
     def watch_repeats(self, count_waiting: Callable[[], int]) -> None:
         """From where the number of repeats that wait is read."""
         self.repeats_waiting.set_function(count_waiting)
+
+    def watch_background(self, count: Callable[[], int]) -> None:
+        """From where the number of tasks is read that belong to exchanges."""
+        self.background_tasks.set_function(count)
 
     def note_refusal(self, pool: str, code: str) -> None:
         """A request was answered with an error of ours, and was not let in.

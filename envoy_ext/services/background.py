@@ -19,6 +19,10 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._reap)
 
+    def __len__(self) -> int:
+        """How many run."""
+        return len(self._tasks)
+
     async def wait(self) -> None:
         """Until nothing runs any more, what is begun meanwhile included."""
         while self._tasks:

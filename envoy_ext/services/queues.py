@@ -31,6 +31,8 @@ class QueueView:
 
     waiting: int
     length: int
+    deepest: int
+    """The most that waited at once, since the sidecar runs."""
     classes: dict[str, int]
     slots: int | None
     free: int | None
@@ -172,6 +174,7 @@ class Queues:
         return QueueView(
             waiting=queue.depth,
             length=self._policy.length,
+            deepest=queue.deepest,
             classes=queue.count_waiting(),
             slots=room.slots if room.limited else None,
             free=queue.count_free(room),

@@ -173,7 +173,7 @@ async def test_pools_show_their_configuration_and_what_is_in_flight(ops: OpsPort
         ("weights: rev-1 on a; rev-2 on b",),
         {Phase.QUEUED: 0, Phase.PREFILL: 1, Phase.DECODE: 2},
         DiscoveryView("kubernetes", True, "forbidden", "list and watch are missing", 3.5),
-        QueueView(3, 256, {"default": 1, "batch": 2}, slots=8, free=0, drain_per_s=1.5),
+        QueueView(3, 256, 17, {"default": 1, "batch": 2}, slots=8, free=0, drain_per_s=1.5),
     )
     ops.pools = [known, PoolView(PoolName("embed"), ("bge",), "generic", "site", ())]
     chat, embed = (await ops.ask("/v1/pools")).json["pools"]
@@ -190,6 +190,7 @@ async def test_pools_show_their_configuration_and_what_is_in_flight(ops: OpsPort
         "queue": {
             "waiting": 3,
             "length": 256,
+            "deepest": 17,
             "classes": {"default": 1, "batch": 2},
             "slots": 8,
             "free": 0,

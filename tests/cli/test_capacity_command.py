@@ -233,7 +233,7 @@ def build_port() -> OpsPort:
         "ready",
         ("weights: x on a",),
     )
-    queue = QueueView(0, 256, {"default": 0}, slots=8, free=2, drain_per_s=None)
+    queue = QueueView(0, 256, 0, {"default": 0}, slots=8, free=2, drain_per_s=None)
     pools = [replace(pool, inflight=inflight, queue=queue)]
     return OpsPort(replicas=replicas, pools=pools, capacity=[measure(80)])
 

@@ -166,6 +166,18 @@ def test_a_full_line_refuses_at_once():
     assert queue.depth == 2
 
 
+def test_how_deep_the_line_ever_was_is_remembered():
+    queue = Queue(length=3)
+    for _ in range(2):
+        queue.arrive(Req(), FULL, 0.0)
+    queue.fill(R(Rep(limit=9)), 1.0)
+    queue.arrive(Req(), FULL, 1.0)
+    assert (queue.depth, queue.deepest) == (1, 2)
+    for _ in range(5):
+        queue.arrive(Req(), FULL, 2.0)
+    assert (queue.depth, queue.deepest) == (3, 3)
+
+
 def test_no_line_at_all_refuses_whoever_finds_no_slot():
     queue = Queue(length=0)
     assert read_codes(queue.arrive(Req(), FREE, 0.0)) == ["granted"]

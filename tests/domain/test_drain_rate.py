@@ -3,7 +3,9 @@
 import random
 from collections import Counter
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from envoy_ext.domain.drain_rate import LONGEST_SPAN_S, SHORTEST_SPAN_S, DrainRate
 
@@ -51,6 +53,15 @@ def test_what_has_been_waited_out_is_owed_no_more():
 def test_no_span_is_longer_than_clients_are_willing_to_wait():
     rate = rate_of(*(60.0,) * 8)
     assert max(rate.note_refusal(1, 0.0) for _ in range(500)) == LONGEST_SPAN_S
+
+
+@given(held_s=st.floats(0.001, 100.0), slots=st.integers(1, 50))
+def test_nor_by_a_rounding(held_s: float, slots: int):
+    rate = rate_of(*(held_s,) * 8)
+    assert (
+        max(rate.note_refusal(slots, 0.0) for _ in range(int(slots * 30 / held_s) % 2000 + 10))
+        <= LONGEST_SPAN_S
+    )
 
 
 @pytest.mark.parametrize("known", [True, False])

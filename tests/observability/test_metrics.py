@@ -53,6 +53,7 @@ LABELS = {
     "envoy_ext_answers_replayed_total": {"pool"},
     "envoy_ext_queue_depth": {"pool"},
     "envoy_ext_repeats_waiting": set(),
+    "envoy_ext_background_tasks": set(),
     "envoy_ext_queue_wait_seconds_count": set(),
     "envoy_ext_malformed_events_total": {"pool"},
     "envoy_ext_unrecorded_total": {"pool"},
