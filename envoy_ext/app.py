@@ -162,7 +162,7 @@ class App:
         ownership = self._ownership = Ownership(journal, self.clock, policy.lease)
         for work in await ownership.start():
             self._run(work, observer)
-        retention = build_retention_policy(config.journal)
+        retention = build_retention_policy(config.journal, config.jobs)
         self._run(Retention(journal, self.clock, retention, RetentionNotes(metrics)).run(), observer)
         self.health.holds_seat = lambda: ownership.keeper.may_act
         goes_on = config.journal.on_unavailable == "continue_unrecorded"

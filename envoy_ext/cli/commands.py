@@ -119,7 +119,7 @@ def check(config: ConfigOption, envoy: EnvoyOption = None) -> None:
         read_callers(loaded.callers.keys_file, loaded)
     print(f"{config}: the configuration is good")
     try:
-        print("\n".join(asyncio.run(describe_journal(loaded.journal))))
+        print("\n".join(asyncio.run(describe_journal(loaded.journal, with_jobs=loaded.jobs is not None))))
     except JournalUnavailable as away:
         print(f"the journal was not looked at: {away}")
     try:

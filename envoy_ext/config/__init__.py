@@ -14,6 +14,7 @@ from envoy_ext.config.failure_policy import (
     UncertainSourceLiveness,
 )
 from envoy_ext.config.idempotency import Idempotency
+from envoy_ext.config.jobs import Jobs
 from envoy_ext.config.journal import Journal, Sentinel
 from envoy_ext.config.ladder import Rung
 from envoy_ext.config.model import (
@@ -61,6 +62,7 @@ __all__ = [
     "Hysteresis",
     "Idempotency",
     "Ingress",
+    "Jobs",
     "Journal",
     "Kubernetes",
     "Lease",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
+from envoy_ext.config.jobs import find_jobs_conflicts
 from envoy_ext.config.journal_conflicts import find_journal_conflicts
 from envoy_ext.config.ladder import find_ladder_mistakes
 from envoy_ext.config.mistakes import Location, format_location
@@ -34,6 +35,7 @@ def find_conflicts(data: Mapping) -> list[tuple[Location, str]]:
         *_find_repeated_tools(data),
         *find_journal_conflicts(_section(data, ("journal",))),
         *_find_outage_conflicts(data),
+        *_find_jobs_conflicts(data),
     ]
 
 
@@ -208,6 +210,12 @@ def _find_outage_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
             "or set journal.on_unavailable to continue_unrecorded"
         )
         yield ("admission", "classes", str(name), "unrecorded"), message
+
+
+def _find_jobs_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
+    if isinstance(data.get("jobs"), dict):
+        at = ("jobs", "journal", "limits")
+        yield from find_jobs_conflicts(*(_section(data, (name,)) for name in at))
 
 
 def _find_ladder_mistakes(data: Mapping) -> Iterator[tuple[Location, str]]:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from envoy_ext.config.callers import Callers
 from envoy_ext.config.failure_policy import OnUpstreamFailure
 from envoy_ext.config.idempotency import Idempotency
+from envoy_ext.config.jobs import DEFAULT_WAITING_BYTES, DEFAULT_WAITING_BYTES_IN_MEMORY, Jobs
 from envoy_ext.config.journal import Journal
 from envoy_ext.config.ladder import OrRefuse, Rung
 from envoy_ext.config.pools import BOUNDARY, Pool
@@ -203,9 +204,18 @@ class Config(Section):
     callers: Callers | None = None
     """None: everybody is let in, and no credential is checked."""
     idempotency: Idempotency = Idempotency()
+    jobs: Jobs | None = None
+    """None: no request becomes a job. `{}` is enough to have them."""
     pass_through: ListOf[PathPrefix] = ()
     """Prefixes of paths that pass unwatched; any other path that is no inference API is refused."""
     shutdown: Shutdown = Shutdown()
+
+    @property
+    def max_waiting_bytes(self) -> int:
+        """`jobs.max_waiting_bytes`, or what stands for it."""
+        in_memory = self.journal.store == "memory"
+        default = DEFAULT_WAITING_BYTES_IN_MEMORY if in_memory else DEFAULT_WAITING_BYTES
+        return default if self.jobs is None else self.jobs.max_waiting_bytes or default
 
     @property
     def egress_socket(self) -> str:

@@ -31,6 +31,8 @@ class RetentionPolicy:
     max_operations: int
     max_bytes: int | None = None
     """None: no limit, or a store that cannot tell."""
+    keep_results_s: float | None = None
+    """From a job's end, how long its result stays. None: as long as the job."""
 
 
 @dataclass(frozen=True, slots=True)

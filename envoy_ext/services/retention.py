@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.retention import KEEP_AT_LEAST_S, Excess, RetentionPolicy, Why, find_excess
-from envoy_ext.ports import Archive, Clock, StoreSize
+from envoy_ext.ports import Clock, Store, StoreSize
 
 LOOK_EVERY_S: Final = 60.0
 """What may go can wait: a minute of work is a small part of what a journal holds."""
@@ -41,14 +41,14 @@ class Retention:
 
     def __init__(
         self,
-        archive: Archive,
+        store: Store,
         clock: Clock,
         policy: RetentionPolicy,
         listener: Listener,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._archive = archive
+        self._store = store
         self._clock = clock
         self._policy = policy
         self._listener = listener
@@ -64,9 +64,11 @@ class Retention:
     async def look(self) -> None:
         """Remove what may go: a part of it where the store fails on the way."""
         wall = self._clock.wall()
+        if self._policy.keep_results_s is not None:
+            await self._forget_results(wall - max(self._policy.keep_results_s, KEEP_AT_LEAST_S))
         await self._forget(Why.AGE, sys.maxsize, wall - max(self._policy.keep_s, KEEP_AT_LEAST_S))
         while True:
-            size = await self._archive.measure()
+            size = await self._store.measure()
             excess = find_excess(self._policy, size.operations, size.bytes)
             if excess is not None:
                 most = min(excess.operations, STEP * STEPS_BETWEEN_MEASURES)
@@ -78,8 +80,12 @@ class Retention:
     async def _forget(self, why: Why, most: int, before: float) -> int:
         """Step by step; how many have gone."""
         gone = 0
-        while gone < most and (step := await self._archive.forget(before, min(STEP, most - gone))):
+        while gone < most and (step := await self._store.forget(before, min(STEP, most - gone))):
             gone += step
             self._listener.note_forgotten(why, step)
             await self._sleep(PAUSE_S)
         return gone
+
+    async def _forget_results(self, before: float) -> None:
+        while await self._store.forget_results(before, STEP):
+            await self._sleep(PAUSE_S)

@@ -14,9 +14,12 @@ from envoy_ext.adapters.journal_redis_way import Login, RedisPlace
 from envoy_ext.adapters.journal_sqlite import GUARANTEES, SqliteJournal
 from envoy_ext.config import Config, Journal
 from envoy_ext.domain.errors import ConfigError
+from envoy_ext.domain.job import JobBounds
 from envoy_ext.ports import Store
 
 log = logging.getLogger("envoy_ext")
+
+LOST_JOBS = "jobs that wait are lost with the sidecar: a journal in memory is for trying them out"
 
 
 async def open_journal(config: Config) -> Store:
@@ -29,10 +32,17 @@ async def open_journal(config: Config) -> Store:
     if isinstance(store, RedisJournal):
         for doubt in store.doubts:
             log.warning("journal_doubt", extra={"place": place, "detail": doubt})
+    if config.jobs is not None and not store.guarantees:
+        log.warning("journal_doubt", extra={"place": place, "detail": LOST_JOBS})
     return store
 
 
-async def describe_journal(journal: Journal) -> list[str]:
+def build_job_bounds(config: Config) -> JobBounds:
+    """How many jobs the store may have; none without a `jobs` section."""
+    return JobBounds(0 if config.jobs is None else config.jobs.max_waiting, config.max_waiting_bytes)
+
+
+async def describe_journal(journal: Journal, *, with_jobs: bool = False) -> list[str]:
     """Where the journal is and what it survives, in lines for people; writes nothing and starts nothing.
 
     Raises:
@@ -47,7 +57,8 @@ async def describe_journal(journal: Journal) -> list[str]:
     else:
         kept = GUARANTEES[journal.synchronous] if journal.store == "sqlite" else MemoryJournal.guarantees
     survives = ", ".join(sorted(kept)) or "nothing"
-    return [f"the journal, {journal.store} at {show_place(journal)}, survives: {survives}", *doubts]
+    lines = [f"the journal, {journal.store} at {show_place(journal)}, survives: {survives}", *doubts]
+    return [*lines, LOST_JOBS] if with_jobs and not kept else lines
 
 
 async def _open(journal: Journal) -> Store:

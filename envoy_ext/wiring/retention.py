@@ -6,7 +6,7 @@ Belongs to the composition layer, beside `app`.
 import logging
 from typing import Final
 
-from envoy_ext.config import Journal
+from envoy_ext.config import Jobs, Journal
 from envoy_ext.domain.retention import Excess, RetentionPolicy, Why
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.ports import StoreSize
@@ -22,12 +22,17 @@ MAX_BYTES: Final = 4 << 30
 MAX_BYTES_IN_MEMORY: Final = 256 << 20
 
 
-def build_retention_policy(journal: Journal) -> RetentionPolicy:
-    """`journal`'s limits; a store has its own where the file names none."""
+def build_retention_policy(journal: Journal, jobs: Jobs | None = None) -> RetentionPolicy:
+    """`journal`'s limits, and that of jobs' results; a store has its own where the file names none."""
     in_memory = journal.store == "memory"
     operations = MAX_OPERATIONS_IN_MEMORY if in_memory else MAX_OPERATIONS
     size = MAX_BYTES_IN_MEMORY if in_memory else MAX_BYTES
-    return RetentionPolicy(journal.retention, journal.max_operations or operations, journal.max_bytes or size)
+    return RetentionPolicy(
+        journal.retention,
+        journal.max_operations or operations,
+        journal.max_bytes or size,
+        None if jobs is None else jobs.keep_results,
+    )
 
 
 class RetentionNotes:

@@ -13,7 +13,7 @@ from envoy_ext.adapters.journal_redis_way import Login, RedisPlace
 from envoy_ext.config import Journal, load_config, parse_config
 from envoy_ext.domain.errors import ConfigError
 from envoy_ext.operations_client import fetch_operations
-from envoy_ext.wiring.journal import build_place, describe_journal, show_place
+from envoy_ext.wiring.journal import LOST_JOBS, build_place, describe_journal, open_journal, show_place
 from tests.support.commands import command, run_command
 from tests.support.redis_server import RedisServer, redis_server
 
@@ -140,6 +140,20 @@ def write_config(directory: Path, server: RedisServer, more: str = "") -> Path:
         f"journal: {{store: redis, url: '{server.url}', password_file: {directory}/password{more}}}\n"
     )
     return config
+
+
+async def test_jobs_in_memory_are_said_to_be_lost(caplog: pytest.LogCaptureFixture) -> None:
+    for store, lost in (("memory", True), ("sqlite", False)):
+        lines = await describe_journal(Journal(store=store), with_jobs=True)  # type: ignore[arg-type]
+        assert (LOST_JOBS in lines) == lost
+    assert LOST_JOBS not in await describe_journal(Journal(store="memory"))
+    pool = {"name": "chat", "models": ["m"], "replicas": [{"url": "http://127.0.0.1:1"}]}
+    for jobs in ({}, None):
+        caplog.clear()
+        with caplog.at_level("WARNING", "envoy_ext"):
+            data = {"pools": [pool], "journal": {"store": "memory"}, "jobs": jobs}
+            await (await open_journal(parse_config(data, "test"))).close()
+        assert [record.message for record in caplog.records] == ([] if jobs is None else ["journal_doubt"])
 
 
 async def test_check_says_what_the_server_makes_of_it_and_writes_nothing_there(

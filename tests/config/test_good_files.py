@@ -43,6 +43,7 @@ def test_the_smallest_file_has_the_documented_defaults() -> None:
     idempotency = config.idempotency
     assert (idempotency.answers, idempotency.max_answer_bytes) == ("non_streaming", 1 << 20)
     assert (idempotency.while_running, idempotency.max_wait, idempotency.max_waiting) == ("refuse", 60, 256)
+    assert config.jobs is None
     assert config.pass_through == ()
     assert config.shutdown.grace == 30
     assert pool.boundary == "local"
@@ -118,6 +119,10 @@ def test_every_key_is_read() -> None:
     assert config.admission.classes["payment"].side_effects is True
     assert config.data_classes["default"].boundaries == ("local", "site")
     assert config.data_classes["public"].boundaries == ("local", "site", "external:partner-1")
+    jobs = config.jobs
+    assert jobs is not None
+    assert (jobs.max_waiting, config.max_waiting_bytes, jobs.max_age) == (50, 32 << 20, 600)
+    assert (jobs.keep_results, jobs.max_result_bytes, jobs.concurrency) == (43_200, 1 << 20, 2)
     idempotency = config.idempotency
     assert (idempotency.answers, idempotency.max_answer_bytes) == ("all", 256 << 10)
     assert (idempotency.while_running, idempotency.max_wait, idempotency.max_waiting) == ("wait", 90, 8)
@@ -250,3 +255,22 @@ def test_replicas_may_be_found_in_three_ways() -> None:
     assert rerank.discovery.dns_origin == Origin("rerank.internal", 8000)
     assert (chat.replicas, rerank.replicas) == ((), ())
     assert load("smallest").pools[0].discovery.source == "static"
+
+
+SMALL = {
+    "pools": [{"name": "chat", "models": ["m"], "replicas": [{"url": "http://10.0.0.11:8000"}]}],
+    "jobs": {},
+}
+
+
+def test_a_section_without_keys_is_enough_to_have_jobs() -> None:
+    config = parse_config(SMALL, "config.yaml")
+    jobs = config.jobs
+    assert jobs is not None
+    assert (jobs.max_waiting, config.max_waiting_bytes, jobs.max_age) == (1000, 256 << 20, 3600)
+    assert (jobs.keep_results, jobs.max_result_bytes, jobs.concurrency) == (86_400, 16 << 20, 4)
+
+
+def test_jobs_that_wait_in_memory_have_a_part_of_it() -> None:
+    config = parse_config({**SMALL, "journal": {"store": "memory"}}, "config.yaml")
+    assert config.max_waiting_bytes == 64 << 20

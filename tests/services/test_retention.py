@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.config import Journal
+from envoy_ext.config import Jobs, Journal
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -18,7 +18,8 @@ from envoy_ext.ports import StoreSize
 from envoy_ext.services.retention import LOOK_EVERY_S, PAUSE_S, STEP, STEPS_BETWEEN_MEASURES, Retention
 from envoy_ext.wiring.retention import RetentionNotes, build_retention_policy
 from tests.support.clock import ManualClock
-from tests.support.journals import keep
+from tests.support.jobs import begin_run, claim, job_end, submit
+from tests.support.journals import ANSWER, keep
 from tests.support.records import begun, ended
 
 DAY = 86_400.0
@@ -240,5 +241,26 @@ def test_each_store_has_limits_of_its_own_where_the_file_names_none() -> None:
     in_a_file = build_retention_policy(Journal())
     assert in_a_file == RetentionPolicy(7 * DAY, 1_000_000, 4 << 30)
     assert in_memory == RetentionPolicy(7 * DAY, 50_000, 256 << 20)
+    assert build_retention_policy(Journal(), Jobs(keep_results=3_600.0)).keep_results_s == 3_600.0
     named = Journal(store="memory", max_operations=2_000, max_bytes=1 << 30, retention=3_600.0)
     assert build_retention_policy(named) == RetentionPolicy(3_600.0, 2_000, 1 << 30)
+
+
+async def test_results_of_jobs_go_when_their_time_is_over_and_the_jobs_stay() -> None:
+    store = Kept()
+    gateway = Gateway(store, RetentionPolicy(7 * DAY, 1_000_000, keep_results_s=3_600.0))
+    seat, wall = await store.take_seat("gw"), gateway.clock.wall()
+    for age in (3_599.0, 3_601.0):
+        job = await claim(store, await submit(store, f"op_{age:g}"), seat)
+        await begin_run(store, job, seat)
+        await store.append([ended(job.job_id, at=wall - age)], FIRST_TOKEN, ANSWER)
+        await store.finish_job(job.job_id, job.token, job_end(at=wall - age))
+    await gateway.retention.look()
+    assert await store.read_answer(OperationId("op_3599")) == ANSWER
+    assert await store.read_answer(OperationId("op_3601")) is None
+    assert await store.read_job(OperationId("op_3601")) is not None
+    await Gateway(store, WEEK, gateway.clock).retention.look()
+    assert await store.read_answer(OperationId("op_3599")) == ANSWER, "nothing is said of results"
+    gateway.clock.advance(2.0)
+    await gateway.retention.look()
+    assert await store.read_answer(OperationId("op_3599")) is None
