@@ -10,12 +10,12 @@ LATE = "queue_deadline_exceeded"
 
 
 def test_a_newcomer_with_time_for_a_slot_and_not_for_an_answer_is_refused_at_once():
-    """Slots come free every two seconds, and an answer takes two."""
+    """Slots come free every two seconds, and an answer takes two and is given 2.4."""
     queue = Queue()
     teach_answers(queue, 2.0)
-    assert read_codes(queue.arrive(Req(deadline=3.9), FULL, 0.0)) == [LATE]
-    assert read_codes(queue.arrive(Req(deadline=4.1), FULL, 0.0)) == ["waits"]
-    assert read_codes(queue.arrive(Req(deadline=5.9), FULL, 0.0)) == [LATE]
+    assert read_codes(queue.arrive(Req(deadline=4.3), FULL, 0.0)) == [LATE]
+    assert read_codes(queue.arrive(Req(deadline=4.5), FULL, 0.0)) == ["waits"]
+    assert read_codes(queue.arrive(Req(deadline=6.3), FULL, 0.0)) == [LATE]
 
 
 def test_where_a_slot_is_free_it_may_try_all_the_same():
@@ -36,7 +36,7 @@ def test_a_slot_that_comes_too_late_for_its_answer_goes_to_the_next_in_line():
     teach_answers(queue, 1.0)
     room = R(Rep(limit=1, taken=1))
     for name, caller, deadline in (
-        ("op_1", "calm", 2.1),
+        ("op_1", "calm", 2.3),
         ("op_2", "flood", 30.0),
         ("op_3", "calm", 30.0),
         ("op_4", "flood", 30.0),
@@ -52,7 +52,7 @@ def test_a_slot_that_comes_too_late_for_its_answer_goes_to_the_next_in_line():
 def test_a_deadline_that_leaves_no_time_for_an_answer_any_more_is_refused_when_that_is_known():
     queue = Queue()
     teach_answers(queue, 2.0)
-    assert read_codes(queue.arrive(Req(deadline=6.0), FULL, 0.0)) == ["waits"]
+    assert read_codes(queue.arrive(Req(deadline=6.4), FULL, 0.0)) == ["waits"]
     assert read_codes(queue.expire(FULL, 1.9)) == []
     assert read_codes(queue.expire(FULL, 2.95)) == [LATE]
 

@@ -457,13 +457,13 @@ async def answer(sidecar: Sidecar, clock: ManualClock, *seconds: float, **arriva
 
 
 async def test_what_answers_took_decides_who_may_wait_for_one() -> None:
-    """Half of them took two seconds, and the mean of the slots is 3.5."""
+    """One of four took nine seconds, so 10.8 are to be left; the mean of the slots is 3.5."""
     clock = ManualClock()
     sidecar = build_sidecar(clock=clock)
     await answer(sidecar, clock, 1.0, 2.0, 2.0, 9.0)
     busy = Client(sidecar, request_id="busy")
-    late = Client(sidecar, request_id="late", deadline_s=5.4)
-    waits = Client(sidecar, request_id="waits", deadline_s=5.6)
+    late = Client(sidecar, request_id="late", deadline_s=14.2)
+    waits = Client(sidecar, request_id="waits", deadline_s=14.4)
     await let_tasks_run()
     assert [one.told for one in (busy, late, waits)] == [
         ["ForwardRequest"],

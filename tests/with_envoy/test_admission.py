@@ -9,6 +9,7 @@ import pytest
 
 from envoy_ext.bootstrap.filters import MESSAGE_TIMEOUT_S
 from envoy_ext.domain.admission_queue import LOOK_S
+from envoy_ext.domain.ids import PoolName
 from tests.with_envoy.asking import (
     CHAT,
     Reply,
@@ -169,10 +170,12 @@ async def test_a_deadline_that_the_measured_rate_cannot_meet_is_refused_before_i
     async with asking(gateway, fault="hang_after=1", request_id=mint_request_id()) as answer:
         await read_deltas(answer, 1)
         held_s = 1 / (await read_pool(gateway))["queue"]["drain_per_s"]
+        answer_s = gateway.stack.app.queues._pools[PoolName("chat")].queue._answers.read("default", False)
         assert held_s > LOOK_S / 2
+        assert answer_s > 0
         # Once as it comes, and once while it waits: a deadline that had passed would be called so, with 504.
         # The second one could be met when it came, and not any more at the first look.
-        deadlines = ("0.2", f"{held_s + 0.5 * LOOK_S:.3f}")
+        deadlines = ("0.2", f"{held_s + answer_s + 0.5 * LOOK_S:.3f}")
         refused = [await ask(gateway, headers={"x-request-deadline": one}) for one in deadlines]
     for reply in refused:
         assert (reply.status, reply.json["error"]["code"]) == (503, "queue_deadline_exceeded")
