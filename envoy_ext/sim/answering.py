@@ -114,7 +114,7 @@ class Answering:
             end=lambda: self._end(record, plan, answer),
             die=self.die or _never,
             arrived_s=asyncio.get_running_loop().time(),
-            tools=parse_tool_calls(request.headers.get(TOOL_HEADER, "")),
+            tools=parse_tool_calls(request.headers.get(TOOL_HEADER, call.tools)),
             attempt=_read_attempt(request),
         )
         gzip = "gzip" in request.headers.get("accept-encoding", "").lower()

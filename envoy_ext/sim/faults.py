@@ -136,7 +136,9 @@ def _hangs(at: Point, name: str = "") -> Fault:
     def apply(plan: Plan, argument: str, _how: How) -> Plan:
         return replace(plan, stop=Stop(at, How.HANG, _integer(argument, name) if name else 0))
 
-    return Fault(apply, "N" if name else "", json=at in (Point.BEFORE_HEADERS, Point.AFTER_HEADERS))
+    body = at is Point.MID_BODY
+    either = at in (Point.BEFORE_HEADERS, Point.AFTER_HEADERS)
+    return Fault(apply, "N" if name else "", stream=not body, json=either or body)
 
 
 def _slow(plan: Plan, argument: str, _how: How) -> Plan:
@@ -200,6 +202,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "die_in_tool": Fault(_die_in_tool, "SECONDS", json=True, cuts=True),
     "hang": _hangs(Point.BEFORE_HEADERS),
     "hang_after_headers": _hangs(Point.AFTER_HEADERS),
+    "hang_mid_body": _hangs(Point.MID_BODY),
     "hang_after": _hangs(Point.AFTER_DELTAS, "hang_after"),
     "slow": Fault(_slow, "FACTOR", breaks=False, json=True),
     "pings": Fault(_pings, "N@SECONDS", breaks=False),

@@ -11,6 +11,7 @@ from envoy_ext.sim.shape_messages import MessagesShape
 from envoy_ext.sim.shape_openai import ChatShape, CompletionsShape, EmbeddingsShape
 from envoy_ext.sim.shape_responses import ResponsesShape
 from envoy_ext.sim.shape_tgi import TgiShape
+from envoy_ext.sim.tool_calls import TOOL_FIELD
 
 SHAPES: Final[tuple[type[Shape], ...]] = (
     ChatShape,
@@ -49,6 +50,8 @@ class Call:
     base64: bool
     items: int | None
     """How many messages or items its conversation has; None for a bare prompt."""
+    tools: str = ""
+    """Calls of tools that it asks for, as their header has them."""
 
 
 def read_call(shape: type[Shape], body: bytes, options: SimOptions) -> Call:
@@ -75,6 +78,7 @@ def read_call(shape: type[Shape], body: bytes, options: SimOptions) -> Call:
         continuous_usage=_stream_option(value, "continuous_usage_stats"),
         base64=value.get("encoding_format") == "base64",
         items=_count_items(value),
+        tools=json.dumps(value[TOOL_FIELD]) if TOOL_FIELD in value else "",
     )
 
 

@@ -20,6 +20,8 @@ from envoy_ext.domain.names import ATTEMPT, OPERATION, TOOL_REPLAYED
 from envoy_ext.sim.faults import FaultError
 
 TOOL_HEADER: Final = "x-sim-tool"
+TOOL_FIELD: Final = "sim_tool"
+"""The same as a field of the body, for requests whose headers do not come this far, such as those of jobs."""
 _COMMON_NAMES: Final = {OPERATION: "x-operation-id", ATTEMPT: "x-attempt-id"}
 
 

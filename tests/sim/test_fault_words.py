@@ -52,6 +52,7 @@ def test_an_attempt_selector_holds_for_that_attempt_only() -> None:
         ("die_after=0", Stop(Point.AFTER_DELTAS, How.FIN, 0)),
         ("a:#1:die_mid_event=2:kill", Stop(Point.MID_EVENT, How.KILL, 2)),
         ("die_mid_body", Stop(Point.MID_BODY, How.FIN)),
+        ("hang_mid_body", Stop(Point.MID_BODY, How.HANG)),
         ("hang_after_headers", Stop(Point.AFTER_HEADERS, How.HANG)),
         ("hang_after=4", Stop(Point.AFTER_DELTAS, How.HANG, 4)),
     ],
@@ -131,7 +132,10 @@ def test_only_faults_that_json_answers_can_show_fit_them() -> None:
     fitting = {name for name, fault in FAULTS.items() if fault.json}
     assert {"die_before_headers", "die_after_headers", "die_mid_body", "status", "hang", "slow"} <= fitting
     assert not {"die_after", "truncate", "pings", "crlf", "error_first", "done_only"} & fitting
-    assert [name for name, fault in FAULTS.items() if not fault.stream] == ["die_mid_body"]
+    assert [name for name, fault in FAULTS.items() if not fault.stream] == [
+        "die_mid_body",
+        "hang_mid_body",
+    ]
 
 
 def test_a_joined_rule_fits_only_what_all_its_faults_fit() -> None:
