@@ -1,7 +1,7 @@
 """Reading of request and response headers as Envoy sends them, and what a client may not set."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ ATTEMPT_ID: Final = "x-attempt-id"
 ATTEMPT_COUNT: Final = "x-attempt-count"
 PREFER: Final = "prefer"
 PREFERENCE_APPLIED: Final = "preference-applied"
+RESPOND_ASYNC: Final = "respond-async"
+"""A preference, and what of it was applied."""
 REPLAYED: Final = "idempotent-replayed"
 """Says that an answer was given before. Stripe's name."""
 ENVOY_ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
@@ -174,12 +176,26 @@ def read_prefer_wait_s(headers: dict[str, str]) -> float | None:
 
     The first one counts. What cannot be read is no preference, and no mistake: nobody has to heed it.
     """
-    for preference in headers.get(PREFER, "").split(","):
-        name, _, value = preference.partition(";")[0].partition("=")
-        if name.strip().lower() == "wait":
-            seconds = value.strip().strip('"')
+    for name, seconds in _list_preferences(headers):
+        if name == "wait":
             return float(seconds) if seconds.isascii() and seconds.isdigit() and len(seconds) < 9 else None
     return None
+
+
+def prefers_async(headers: dict[str, str]) -> bool:
+    """Whether a client would rather not wait for the answer: `Prefer: respond-async` (RFC 7240, section 4.1).
+
+    A value, which that preference has none of, does not make it another one, but for a plain no.
+    """
+    return any(name == RESPOND_ASYNC and value != "false" for name, value in _list_preferences(headers))
+
+
+def _list_preferences(headers: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Names in lower case, and their values without quotes; parameters are left out, since none of ours has
+    any."""
+    for preference in headers.get(PREFER, "").split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        yield name.strip().lower(), value.strip().strip('"')
 
 
 def is_upstream_retry(headers: dict[str, str]) -> bool:

@@ -47,7 +47,24 @@ def name_model(body: JsonObject, model: str) -> JsonObject:
     return body if body.get("model") is None else {**body, "model": model}
 
 
-def encode_body(body: JsonObject) -> bytes | None:
+def ask_whole(body: JsonObject) -> JsonObject | None:
+    """Ask for the answer in one piece; None where that is what is asked for."""
+    if not body.get("stream"):
+        return None
+    # Engines refuse options of a stream that there is none of.
+    return {**{name: value for name, value in body.items() if name != "stream_options"}, "stream": False}
+
+
+_STREAM_PATH: Final = "/generate_stream"
+
+
+def find_whole_path(path: str) -> str:
+    """Where the same is asked in one piece: TGI has a path for each. With the query, if there is one."""
+    place, mark, query = path.partition("?")
+    return ("/generate" if place == _STREAM_PATH else place) + mark + query
+
+
+def encode_body(body: JsonObject, max_bytes: int = MAX_CHANGED_BYTES) -> bytes | None:
     """The body as JSON; None where it is too large, or cannot be written."""
     try:
         text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
@@ -57,7 +74,7 @@ def encode_body(body: JsonObject) -> bytes | None:
         encoded = text.encode()
     except UnicodeEncodeError:  # half a surrogate pair: JSON can spell it, UTF-8 cannot
         encoded = json.dumps(body, separators=(",", ":")).encode()
-    return encoded if len(encoded) <= MAX_CHANGED_BYTES else None
+    return encoded if len(encoded) <= max_bytes else None
 
 
 def _lower(

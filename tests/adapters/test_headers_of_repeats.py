@@ -91,3 +91,21 @@ def test_a_name_that_stands_twice_is_kept_as_one() -> None:
         ("link", "<a>, <b>"),
         ("vary", "x"),
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["respond-async"], True),
+        (["Respond-Async; foo=bar, wait=10"], True),
+        (["wait=10", "respond-async"], True),
+        (["respond-async=true"], True),
+        (["respond-async=false"], False),
+        (["respond-asynchronously"], False),
+        (["wait=respond-async"], False),
+        ([], False),
+    ],
+)
+def test_the_wish_to_come_back_is_read_as_the_rfc_has_it(given: list[str], wanted: bool) -> None:
+    headers = h.read_headers(header_map(*(("Prefer", one) for one in given)))
+    assert h.prefers_async(headers) is wanted

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envoy_ext.domain.api import ApiFamily
-from envoy_ext.domain.rewriting import MAX_CHANGED_BYTES, encode_body, name_model, shorten_generation
+from envoy_ext.domain.rewriting import (
+    MAX_CHANGED_BYTES,
+    ask_whole,
+    encode_body,
+    find_whole_path,
+    name_model,
+    shorten_generation,
+)
 
 CHAT, COMPLETIONS, RESPONSES = ApiFamily.CHAT, ApiFamily.COMPLETIONS, ApiFamily.RESPONSES
 MESSAGES, TGI, EMBEDDINGS = ApiFamily.MESSAGES, ApiFamily.TGI, ApiFamily.EMBEDDINGS
@@ -98,3 +105,24 @@ def test_a_body_is_written_as_it_was_meant_or_not_at_all() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert encode_body({"a": deep}) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "whole"),
+    [
+        ({"stream": True, "n": 2}, {"stream": False, "n": 2}),
+        ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": False}),
+        ({"stream": False, "stream_options": {}}, None),
+        ({"n": 2}, None),
+        ({"stream": None}, None),
+    ],
+)
+def test_an_answer_in_one_piece_is_asked_for_where_a_stream_was(
+    body: dict[str, Any], whole: dict[str, Any] | None
+) -> None:
+    assert ask_whole(body) == whole
+
+
+def test_of_two_paths_that_of_the_whole_answer_is_asked() -> None:
+    assert find_whole_path("/generate_stream?x=/generate_stream") == "/generate?x=/generate_stream"
+    assert find_whole_path("/v1/chat/completions?y") == "/v1/chat/completions?y"
