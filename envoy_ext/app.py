@@ -67,6 +67,7 @@ from envoy_ext.wiring.fleet import (
     show_pools,
     show_replicas,
 )
+from envoy_ext.wiring.jobs import JobParts, build_jobs, build_results
 from envoy_ext.wiring.journal import open_journal
 from envoy_ext.wiring.lease import LeaseDoors
 from envoy_ext.wiring.notes import count_xds, note_change
@@ -103,6 +104,7 @@ class App:
         self._lease_doors: LeaseDoors | None = None
         self._fleet: Fleet | None = None
         self._queues: Queues | None = None
+        self._jobs: JobParts | None = None
         self._cancels: Cancels | None = None
         self._hub: AdsHub | None = None
         self._scraper: Scraper | None = None
@@ -231,6 +233,7 @@ class App:
             connections=self._socket_diag,
             trace=self._trace,
             keeping=build_keeping(config.idempotency),
+            results=build_results(config),
             ledger=None if config.tools is None else journal,
         )
         journal.on_back(self._exchanges.note_store_back)
@@ -238,6 +241,19 @@ class App:
         if callers is not None:
             self._run(callers.run(), observer)
         rules = build_rules(config, None if callers is None else lambda: callers.rules)
+        job_parts = self._jobs = build_jobs(
+            config,
+            store=journal,
+            keeper=ownership.keeper,
+            exchanges=self._exchanges,
+            fleet=fleet,
+            queues=queues,
+            failover=policy.failover,
+            admit=lambda arrival: arrivals.admit(arrival),
+            clock=self.clock,
+            observer=observer,
+            metrics=metrics,
+        )
         arrivals = Arrivals(
             self._exchanges,
             journal=journal,
@@ -251,10 +267,14 @@ class App:
             clock=self.clock,
             joining=build_joining(config.idempotency),
             hand_offs=self._webhook,
+            jobs=None if job_parts is None else job_parts.jobs,
         )
         metrics.watch_repeats(lambda: len(arrivals.joiners))
         tools = build_tools(config, journal, self.clock, observer, background)
-        self._grpc = build_grpc(config, arrivals, self._exchanges, journal, observer, metrics, hub, tools)
+        runs = None if job_parts is None else job_parts.runs
+        self._grpc = build_grpc(
+            config, arrivals, self._exchanges, journal, observer, metrics, hub, tools, runs
+        )
         self.grpc_port = await start_grpc(self._grpc, config.sidecar)
         self._ops = OpsServer(
             journal=journal,
@@ -281,6 +301,8 @@ class App:
         await self._lease_doors.start()
         self._run(fleet.run(), observer)
         self._run(watcher.run(), observer)
+        if job_parts is not None:
+            self._run(job_parts.runner.run(), observer)
         self.health.started = True
 
     async def stop(self) -> None:
@@ -292,6 +314,8 @@ class App:
             if not await self._wait_idle(self.config.shutdown.grace):
                 self._exchanges.end_all()
                 await self._wait_idle(LAST_WORDS_S)
+            if self._jobs is not None:
+                await self._jobs.stop()
             await self._grpc.stop(LAST_WORDS_S)
             await self._exchanges.aclose()
         await self._webhook.close()
@@ -337,7 +361,7 @@ class App:
         if isinstance(change, CancelBegan) and self._cancels is not None:
             self._cancels.note_began(change)
         if isinstance(change, CancelOver) and self._queues is not None:
-            self._queues.look(change.pool)
+            self._queues.note_free(change.pool)
 
     def _publish(
         self, view: FleetView, endpoints: Endpoints, hub: AdsHub, metrics: Metrics, capacity: Capacity

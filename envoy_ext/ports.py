@@ -448,3 +448,20 @@ class HandOffs(Protocol):
 
     async def hand_over(self, url: str, request: HandedOver, timeout_s: float) -> bool:
         """Whether it was taken, within so many seconds. Nothing is raised and nothing sent twice."""
+
+
+class RunSender(Protocol):
+    """The way of a job's run into Envoy."""
+
+    async def send(
+        self,
+        run_id: OperationId,
+        request_id: str,
+        path: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+    ) -> None:
+        """Ask once, and wait for the end of the answer however long that takes, or of the way there.
+
+        How the run ended is the journal's to say. Cancelled, it ends the request at once.
+        """

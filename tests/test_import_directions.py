@@ -109,7 +109,14 @@ def test_the_core_has_no_clock_no_chance_no_tasks_no_logs_and_no_io(path: Path) 
 @pytest.mark.parametrize("path", ADAPTER_FILES, ids=name_of)
 def test_adapters_do_not_know_each_other(path: Path) -> None:
     """Parts of one adapter (`ops_http`, `ops_guard`) do; codecs, headers and engines are for all."""
-    families = ("ops_", "discovery_kubernetes", "journal_memory", "journal_sqlite", "journal_redis")
+    families = (
+        "ops_",
+        "extproc_delivery",
+        "discovery_kubernetes",
+        "journal_memory",
+        "journal_sqlite",
+        "journal_redis",
+    )
     importer = path.relative_to(PACKAGE / "adapters").parts[0].removesuffix(".py")
     for name in read_imports(path.read_text()):
         parts = name.split(".")

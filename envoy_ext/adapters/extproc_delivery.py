@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, assert_never
 
@@ -10,16 +11,19 @@ from envoy_ext.adapters import extproc_codec as codec
 from envoy_ext.adapters import headers as h
 from envoy_ext.adapters.accesslog_codec import read_lost
 from envoy_ext.adapters.extproc_session import Outbox
-from envoy_ext.adapters.operation_codec import build_operation_json
+from envoy_ext.adapters.operation_codec import build_job_json, build_operation_json
 from envoy_ext.adapters.request_head_codec import read_head
 from envoy_ext.domain import names, step
 from envoy_ext.domain.client_errors import NOT_RECORDED, ClientError, build_error_body, build_error_headers
 from envoy_ext.domain.events import DeliveryClosed, ResponseBody, ResponseStarted
+from envoy_ext.domain.ids import OperationId
 from envoy_ext.domain.outcomes import RungName
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.arrivals import Arrivals, ShownOperation
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.heads import is_models_list, read_operation_path
+from envoy_ext.services.job_questions import JobQuestion, read_job_question
+from envoy_ext.services.jobs import Jobs, draw_look_again
 
 _OWN_RESPONSE_HEADERS: Final = (names.REPLAY, names.REFUSAL, h.ENVOY_ATTEMPT_COUNT)
 
@@ -94,6 +98,11 @@ class DeliverySession:
                 operation_id, sender.id, self._answer_operation, self._answer_no_journal
             )
             return
+        question = read_job_question(head.method, head.path)
+        if question is not None and self._arrivals.ask_jobs(
+            partial(self._answer_of_job, *question, sender.id), self._answer_no_journal
+        ):
+            return
         models = self._arrivals.list_models(sender) if is_models_list(head.method, head.path) else None
         if models is not None:
             self._answer_json(build_models_json(models), "envoy_ext_models")
@@ -161,6 +170,8 @@ class DeliverySession:
                 self._send_own_answer(reply)
             case step.GiveAnswer():
                 self._send_answer(reply)
+            case step.AcceptJob():
+                self._send_job(reply)
             case step.ResetDelivery():
                 self._done = True
                 self._outbox.abort()
@@ -219,27 +230,57 @@ class DeliverySession:
         if self._done:
             return
         if shown is None:
-            text = "there is no such operation of this caller"
-            error = ClientError("invalid_request", self._request_id, message=text, status=404)
-            self._arrivals.refuse(self, error)
-            return
-        self._answer_json(build_operation_json(shown.operation, shown.calls), "envoy_ext_operation")
+            self._answer_no_such()
+        elif shown.job is not None:
+            view = build_job_json(shown.job, shown.operation, shown.calls)
+            self._answer_json(view, "envoy_ext_operation")
+        elif shown.operation is not None:
+            self._answer_json(build_operation_json(shown.operation, shown.calls), "envoy_ext_operation")
+
+    async def _answer_of_job(self, question: JobQuestion, operation_id: str, caller: str, jobs: Jobs) -> None:
+        """What a client wants of its job: the result, or its end."""
+        job = await jobs.find(OperationId(operation_id), caller)
+        if job is None:
+            self._answer_no_such()
+        elif question is JobQuestion.RESULT:
+            told = await jobs.read_result(job, self._request_id)
+            if isinstance(told, ClientError):
+                self._arrivals.refuse(self, told)
+            else:
+                self.send(told)
+        else:
+            cancelled = await jobs.cancel(job)
+            if cancelled.in_vain:
+                text = f"This operation has ended ({cancelled.job.state}), so it cannot be cancelled."
+                self._arrivals.refuse(
+                    self, ClientError("operation_ended", self._request_id, job.job_id, message=text)
+                )
+            else:
+                view, ended = build_job_json(cancelled.job, None, None), cancelled.job.ended
+                self._answer_json(view, "envoy_ext_cancel", status=200 if ended else 202)
+
+    def _answer_no_such(self) -> None:
+        text = "there is no such operation of this caller"
+        error = ClientError("invalid_request", self._request_id, message=text, status=404)
+        self._arrivals.refuse(self, error)
 
     def _answer_no_journal(self) -> None:
         text = "The gateway cannot look up the operation at this moment."
         self._arrivals.refuse(self, ClientError("upstream_unavailable", self._request_id, message=text))
 
-    def _answer_json(self, answer: object, details: str) -> None:
+    def _answer_json(self, answer: object, details: str, status: int = 200) -> None:
+        if self._done:
+            return
         self._done = True
         headers = [("content-type", "application/json"), (h.REQUEST_ID, self._request_id)]
         body = json.dumps(answer, separators=(",", ":")).encode()
-        self._outbox.send(codec.build_immediate_response(200, headers, body, details))
+        self._outbox.send(codec.build_immediate_response(status, headers, body, details))
         self._outbox.finish()
 
     def _send_answer(self, reply: step.GiveAnswer) -> None:
         headers = [
             *reply.answer.headers,
-            (h.REPLAYED, "true"),
+            *(((h.REPLAYED, "true"),) if reply.repeated else ()),
             (h.REQUEST_ID, reply.request_id),
             (h.OPERATION_ID, reply.operation_id),
             (h.ATTEMPT_COUNT, str(reply.attempts)),
@@ -247,7 +288,26 @@ class DeliverySession:
         ]
         self._respond(reply.answer.status, headers, reply.answer.body, "envoy_ext_answer_replayed")
 
+    def _send_job(self, reply: step.AcceptJob) -> None:
+        """202: it will be run, or is (RFC 9110, section 15.3.3)."""
+        if reply.asked:
+            self._preference = h.RESPOND_ASYNC
+        headers = [
+            ("content-type", "application/json"),
+            ("location", f"/v1/operations/{reply.job.job_id}"),
+            ("retry-after", str(reply.retry_after_s)),
+            (h.REQUEST_ID, reply.request_id),
+            (h.OPERATION_ID, reply.job.job_id),
+            *_list_degraded(reply.degraded),
+        ]
+        body = json.dumps(build_job_json(reply.job, None, None), separators=(",", ":")).encode()
+        self._respond(202, headers, body, "envoy_ext_job")
+
     def _send_own_answer(self, reply: step.AnswerHere) -> None:
+        if reply.job is not None:
+            accepted = step.AcceptJob(reply.job, reply.request_id, draw_look_again(), degraded=reply.degraded)
+            self._send_job(accepted)
+            return
         headers = [
             ("content-type", reply.content_type),
             (h.REQUEST_ID, reply.request_id),

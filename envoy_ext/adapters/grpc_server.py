@@ -92,6 +92,7 @@ class GrpcServer:
         attempt: Callable[[Outbox], Session],
         tool: Callable[[Outbox], Session] | None = None,
         caller: Callable[[Outbox], Session] | None = None,
+        run: Callable[[Outbox], Session] | None = None,
         access_log: Callable[[], AccessLogSession],
         discovery: Callable[[Outbox, Dialect], Session],
         authz: Authz,
@@ -103,6 +104,8 @@ class GrpcServer:
             self._processors[names.ROLE_TOOL] = tool
         if caller is not None:
             self._processors[names.ROLE_CALLER] = caller
+        if run is not None:
+            self._processors[names.ROLE_RUN] = run
         self._access_log = access_log
         self._discovery = discovery
         self._authz = authz

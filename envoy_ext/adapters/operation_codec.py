@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
 
+from envoy_ext.domain.job import Job, JobState
 from envoy_ext.domain.operation import AttemptView, Operation
+from envoy_ext.domain.outcomes import OperationState, Phase
 from envoy_ext.domain.tool_calls import ToolCall
 
 
@@ -34,6 +37,72 @@ def build_operation_json(operation: Operation, calls: Sequence[ToolCall] | None 
         "model": operation.model,
         "stream": operation.stream,
         "degraded": [rung.value for rung in operation.degraded],
+    }
+
+
+_STATES: Final = {
+    JobState.QUEUED: (OperationState.RUNNING, Phase.QUEUED),
+    JobState.SUCCEEDED: (OperationState.COMPLETED, Phase.COMPLETED),
+    JobState.FAILED: (OperationState.FAILED, None),
+    JobState.CANCELLED: (OperationState.CANCELLED, None),
+    JobState.EXPIRED: (OperationState.FAILED, None),
+}
+"""What is said of the operation as a whole that a job is; None: as its newest run has it."""
+
+
+def build_job_json(
+    job: Job, run: Operation | None, calls: Sequence[ToolCall] | None = ()
+) -> dict[str, object]:
+    """A job as an operation: by its newest run, as far as one has begun, and with what is said of the job."""
+    of_run = _build_unbegun(job) if run is None else build_operation_json(run, calls)
+    state, phase = _STATES.get(job.state, (OperationState.RUNNING, None))
+    end = job.end
+    error = None if end is None or job.state is JobState.SUCCEEDED else of_run["error"]
+    if end is not None and end.error_code is not None:
+        named = {} if end.tool_call_id is None else {"tool_call_id": end.tool_call_id}
+        error = {"code": end.error_code, "reason": None, "status": None, "partial_output": False, **named}
+    return {
+        **of_run,
+        "operation_id": job.job_id,
+        "state": state.value,
+        "phase": of_run["phase"] if phase is None else phase.value,
+        "error": error,
+        "created_at": format_time(job.submitted_at),
+        "ended_at": None if end is None else format_time(end.at),
+        "job": {
+            "state": job.state.value,
+            "submitted_at": format_time(job.submitted_at),
+            "expires_at": format_time(job.expires_at),
+            "cancel_requested": job.cancel_requested_at is not None,
+            "result_url": f"/v1/operations/{job.job_id}/result",
+            "runs": list(job.run_ids),
+        },
+    }
+
+
+def _build_unbegun(job: Job) -> dict[str, object]:
+    """An operation of which nothing has begun, in the form of the others."""
+    return {
+        "operation_id": job.job_id,
+        "state": OperationState.RUNNING.value,
+        "phase": Phase.QUEUED.value,
+        "first_delta_sent": False,
+        "delivered_output_tokens": 0,
+        "delivered_deltas": 0,
+        "model_revision": None,
+        "retry_budget": None,
+        "attempts": [],
+        "tool_calls": [],
+        "error": None,
+        "created_at": format_time(job.submitted_at),
+        "ended_at": None,
+        "ending": None,
+        "request_id": job.request_id,
+        "pool": job.pool,
+        "path": job.path,
+        "model": job.model,
+        "stream": False,
+        "degraded": [],
     }
 
 

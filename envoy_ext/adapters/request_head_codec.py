@@ -59,4 +59,6 @@ def read_head(
         content_length=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None,
         upstream_retry=h.is_upstream_retry(headers),
         prefer_wait_s=h.read_prefer_wait_s(headers),
+        respond_async=h.prefers_async(headers),
+        content_type=headers.get("content-type", ""),
     )

@@ -73,10 +73,13 @@ def build_caller_filter() -> HttpFilter:
     return _http_filter("envoy.filters.http.ext_proc", processor)
 
 
-def build_delivery_filter() -> HttpFilter:
-    """One stream for each exchange: the whole request, and every chunk of the answer before its client."""
+def build_delivery_filter(role: str = names.ROLE_DELIVERY) -> HttpFilter:
+    """One stream for each exchange: the whole request, and every chunk of the answer before its client.
+
+    `role` tells the sidecar at which listener that is: of a client's requests, or of its own for jobs.
+    """
     processor = _build_processor(
-        names.ROLE_DELIVERY,
+        role,
         ProcessingMode(
             request_header_mode=_SEND,
             # Full duplex on a request body doubles it when the request is retried (envoyproxy/envoy#45470).

@@ -1,4 +1,5 @@
-"""The listeners: ingress, which clients reach, and egress, which only the ingress hop reaches."""
+"""The listeners: ingress, which clients reach; egress, which only the ingress hop reaches; and jobs, which
+only the sidecar does."""
 
 from typing import Final
 
@@ -180,6 +181,36 @@ def build_egress_listener(config: Config, routes: Routes) -> Listener:
     )
     address = pipe_address(config.egress_socket, mode=0o600)
     return build_listener(names.LISTENER_EGRESS, manager, routes, address)
+
+
+def build_jobs_listener(config: Config, routes: Routes) -> Listener:
+    """An ingress for the sidecar's own requests, the runs of jobs: a Unix socket that no other user may open.
+
+    The filters are those of the ingress, and what they say is believed alike; that a request came in here is
+    told by the role of its delivery filter, which nobody can send. No header is removed: there is one client.
+    """
+    manager = HttpConnectionManager(
+        stat_prefix=names.LISTENER_JOBS,
+        codec_type=HttpConnectionManagerCodecType.HTTP1,
+        common_http_protocol_options=HttpProtocolOptions(max_headers_count=CLIENT_HEADERS),
+        max_request_headers_kb=CLIENT_HEADERS_KB,
+        generate_request_id=True,
+        preserve_external_request_id=True,
+        always_set_request_id_in_response=True,
+        # Paths were normalised when their jobs were submitted.
+        request_timeout=duration(UPLOAD_S),
+        stream_idle_timeout=NEVER,
+        local_reply_config=build_ingress_replies(),
+        access_log=[build_exchange_log()],
+        access_log_options=_tell_progress(compute_look_s(config.limits.client_write_stall)),
+        http_filters=[
+            build_body_buffer(config.limits.max_request_bytes),
+            build_delivery_filter(names.ROLE_RUN),
+            build_router(),
+        ],
+    )
+    address = pipe_address(config.jobs_socket, mode=0o600)
+    return build_listener(names.LISTENER_JOBS, manager, routes, address)
 
 
 def _remove_reserved_headers() -> TypedExtensionConfig:

@@ -11,6 +11,7 @@ from envoy_ext.bootstrap.clusters import build_clusters, build_sidecar_cluster
 from envoy_ext.bootstrap.listeners import (
     build_egress_listener,
     build_ingress_listener,
+    build_jobs_listener,
     routes_from_sidecar,
 )
 from envoy_ext.bootstrap.routes import build_egress_routes, build_ingress_routes
@@ -37,6 +38,10 @@ def build_resources(config: Config) -> Resources:
     ingress, egress = (routes_from_sidecar(one.name) for one in routes)
     listeners = [build_ingress_listener(config, ingress), build_egress_listener(config, egress)]
     clusters = build_clusters(config)
+    if config.jobs is not None:
+        job_routes = build_ingress_routes(config, names.LISTENER_JOBS)
+        listeners.append(build_jobs_listener(config, routes_from_sidecar(job_routes.name)))
+        routes.append(job_routes)
     if config.tools is not None:
         tool_routes = build_tool_routes(config.tools)
         listeners.append(build_tool_listener(config.tools, routes_from_sidecar(tool_routes.name)))
@@ -52,6 +57,9 @@ def build_static_resources(config: Config) -> BootstrapStaticResources:
         build_egress_listener(config, build_egress_routes(config)),
     ]
     clusters = [build_sidecar_cluster(config, names.CLUSTER_SIDECAR), *build_clusters(config)]
+    if config.jobs is not None:
+        job_routes = build_ingress_routes(config, names.LISTENER_JOBS)
+        listeners.append(build_jobs_listener(config, job_routes))
     if config.tools is not None:
         listeners.append(build_tool_listener(config.tools, build_tool_routes(config.tools)))
         clusters += build_tool_clusters(config.tools)

@@ -28,12 +28,13 @@ MAX_BACK_OFF_S: Final = 0.5
 which it takes a part by lot: behind a proof of death this is most of what there is to wait for."""
 
 
-def build_ingress_routes(config: Config) -> RouteConfiguration:
+def build_ingress_routes(config: Config, listener: str = names.LISTENER_INGRESS) -> RouteConfiguration:
+    """Of the ingress, or of the jobs listener, whose requests are repeated by the same rules."""
     return RouteConfiguration(
-        name=names.LISTENER_INGRESS,
+        name=listener,
         virtual_hosts=[
             VirtualHost(
-                name=names.LISTENER_INGRESS,
+                name=listener,
                 domains=["*"],
                 include_request_attempt_count=True,
                 request_body_buffer_limit=REPLAY_BUFFER_FACTOR * config.limits.max_request_bytes,

@@ -36,6 +36,7 @@ def find_conflicts(data: Mapping) -> list[tuple[Location, str]]:
         *find_journal_conflicts(_section(data, ("journal",))),
         *_find_outage_conflicts(data),
         *_find_jobs_conflicts(data),
+        *_find_job_socket_conflicts(data),
     ]
 
 
@@ -218,12 +219,33 @@ def _find_jobs_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
         yield from find_jobs_conflicts(*(_section(data, (name,)) for name in at))
 
 
+def _find_job_socket_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
+    if data.get("jobs") is None:
+        return
+    envoy, sidecar = _section(data, ("envoy",)), _section(data, ("sidecar",))
+    if envoy.get("egress_socket") is None and "port" in sidecar and "socket" not in sidecar:
+        message = (
+            "Envoy takes the runs of jobs at a Unix socket: set sidecar.socket, or envoy.egress_socket "
+            "in a directory that the sidecar reaches too"
+        )
+        yield ("jobs",), message
+    own, beside = sidecar.get("socket", DEFAULT_SIDECAR_SOCKET), envoy.get("egress_socket")
+    base = own if beside is None else beside
+    place = f"{base.rpartition('/')[0]}/jobs.sock" if isinstance(base, str) else None
+    for at in (("sidecar", "socket"), ("envoy", "egress_socket"), ("tools", "listener", "socket")):
+        if place is not None and _section(data, at[:-1]).get(at[-1]) == place:
+            yield at, "the path of Envoy's own socket for jobs: write another"
+
+
 def _find_ladder_mistakes(data: Mapping) -> Iterator[tuple[Location, str]]:
     pools = {str(pool.get("name")) for _, pool in _items(data.get("pools"))}
+    has_jobs = data.get("jobs") is not None
     for name, one in _section(data, ("admission", "classes")).items():
         if isinstance(one, dict) and isinstance(name, str):
             at = ("admission", "classes", name, "ladder")
-            yield from find_ladder_mistakes(one.get("ladder"), at, one.get("side_effects"), pools)
+            yield from find_ladder_mistakes(
+                one.get("ladder"), at, one.get("side_effects"), pools, has_jobs=has_jobs
+            )
 
 
 def _is_socket_path(path: str) -> bool:

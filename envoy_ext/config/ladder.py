@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from envoy_ext.config.mistakes import Location
 from envoy_ext.config.quantities import Duration
-from envoy_ext.config.section import SHORT_NAME, RefusedBecause, Section
+from envoy_ext.config.section import SHORT_NAME, Section
 from envoy_ext.config.urls import check_web_url
 from envoy_ext.domain.errors import ConfigError
 from envoy_ext.domain.ids import PoolName
@@ -103,12 +103,12 @@ class HandOff(Section):
 
 @dataclass(frozen=True, slots=True)
 class OrRefuse:
-    """Annotation: the word `refuse` may stand for the mapping, for the schema's eyes."""
+    """Annotation: a word, `job` or `refuse`, may stand for the mapping, for the schema's eyes."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, object]:
-        return {"anyOf": [handler(schema), {"const": "refuse"}]}
+        return {"anyOf": [handler(schema), {"enum": ["job", "refuse"]}]}
 
 
 class Rung(Section):
@@ -118,7 +118,8 @@ class Rung(Section):
     shorten_context: ShortenContext | None = None
     pool: Annotated[PoolName, SHORT_NAME] | None = None
     """Another pool's first model answers."""
-    job: Annotated[None, RefusedBecause("asynchronous jobs are not part of this build")] = None
+    job: Literal[True] | None = None
+    """It runs later, as the section `jobs` has it, and the client comes back for the answer."""
     template: Template | None = None
     hand_off: HandOff | None = None
     refuse: Literal[True] | None = None
@@ -132,17 +133,18 @@ class Rung(Section):
     @model_validator(mode="after")
     def _check_one_key(self) -> Self:
         if len(self.model_fields_set) != 1 or getattr(self, next(iter(self.model_fields_set))) is None:
-            raise PydanticCustomError("rung", "must be refuse, or have one key: {keys}", {"keys": _KEYS})
+            raise PydanticCustomError("rung", "must be job, refuse, or have one key: {keys}", {"keys": _KEYS})
         return self
 
 
-_RUNGS: Final = tuple(name for name in Rung.model_fields if name not in ("job", "refuse"))
-_KEYS: Final = " or ".join((", ".join(_RUNGS[:-1]), _RUNGS[-1]))
+_RUNGS: Final = tuple(name for name in Rung.model_fields if name != "refuse")
+_WITH_KEYS: Final = tuple(name for name in _RUNGS if name != "job")
+_KEYS: Final = " or ".join((", ".join(_WITH_KEYS[:-1]), _WITH_KEYS[-1]))
 _SHORTENING: Final = ("shorten_generation", "shorten_context")
 
 
 def find_ladder_mistakes(
-    ladder: object, at: Location, side_effects: object, pools: set[str]
+    ladder: object, at: Location, side_effects: object, pools: set[str], *, has_jobs: bool
 ) -> Iterator[tuple[Location, str]]:
     """What is wrong with the order of a ladder's rungs and with what they name, in the file's plain data."""
     if not isinstance(ladder, list):
@@ -164,6 +166,8 @@ def find_ladder_mistakes(
             yield here, f"{name} stands above already: remove one of the two"
         elif (name, value) in seen:
             yield here, "this pool stands above already: remove one of the two"
+        elif name == "job" and not has_jobs:
+            yield here, "there are no jobs: add a section jobs, such as jobs: {}, or remove this rung"
         elif name == "pool" and isinstance(value, str) and value not in pools:
             yield (*here, "pool"), "no pool has this name"
         seen.append((name, value))

@@ -224,6 +224,11 @@ class Config(Section):
             return self.envoy.egress_socket
         return str(PurePosixPath(self.sidecar.socket or DEFAULT_SIDECAR_SOCKET).with_name("egress.sock"))
 
+    @property
+    def jobs_socket(self) -> str:
+        """The Unix socket at which Envoy takes the runs of jobs: beside the one between its two listeners."""
+        return str(PurePosixPath(self.egress_socket).with_name("jobs.sock"))
+
     def with_sockets_in(self, directory: str) -> "Config":
         """The same configuration with both Unix sockets in one private directory."""
         sidecar, egress = f"{directory}/sidecar.sock", f"{directory}/egress.sock"

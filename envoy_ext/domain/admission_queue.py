@@ -115,6 +115,10 @@ class AdmissionQueue:
             class_name, shortened, since = begun
             self._answers.note(class_name, shortened, now - since, whole=whole)
 
+    def note_refusal(self, room: AnyRoom, now: float) -> int:
+        """Somebody is refused who has not asked here: the seconds within which there may be room for it."""
+        return self._rate.note_refusal(room.slots, now)
+
     def leave(self, operation_id: OperationId, now: float) -> None:
         """The request is over, for whatever reason. Repeating this changes nothing."""
         ticket = self._tickets.pop(operation_id, None)

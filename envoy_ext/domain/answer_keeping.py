@@ -27,15 +27,17 @@ class KeepingPolicy:
     answers: AnswersKept = AnswersKept.NON_STREAMING
     max_bytes: int = 1 << 20
     """Of headers and body together."""
+    refusals: bool = False
+    """A replica's own 4xx too: for those whom nobody else tells what it said."""
 
 
 class AnswerKeeping:
     """One answer under way. Fed with each reply to the client, in order, when it is sent."""
 
-    __slots__ = ("_chunks", "_ended", "_headers", "_policy", "_room", "_status", "_streams", "_wanted")
+    __slots__ = ("_chunks", "_ended", "_headers", "_room", "_status", "_streams", "_wanted", "policy")
 
     def __init__(self, policy: KeepingPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._wanted = policy.answers is not AnswersKept.NONE
         self._room = policy.max_bytes
         self._status = 0
@@ -83,7 +85,7 @@ class AnswerKeeping:
 
         `last_word_said`: the stream's own end was sent, and its client has not waited for the body's.
         """
-        if not self._wanted or not (self._ended or last_word_said) or not 200 <= self._status < 300:
+        if not self._wanted or not (self._ended or last_word_said) or not self._is_kept(self._status):
             return None
         body = b"".join(self._chunks)
         if not self._streams and not _is_closed(body):
@@ -93,10 +95,13 @@ class AnswerKeeping:
     def _begin(self, reply: step.ForwardResponse) -> None:
         self._status, self._headers, self._ended = reply.status, reply.headers, reply.end
         self._streams = reply.streams
-        if not 200 <= reply.status < 300 or (reply.streams and self._policy.answers is not AnswersKept.ALL):
+        if not self._is_kept(reply.status) or (reply.streams and self.policy.answers is not AnswersKept.ALL):
             self.drop()
             return
         self._take(sum(len(name) + len(value) for name, value in reply.headers))
+
+    def _is_kept(self, status: int) -> bool:
+        return 200 <= status < (500 if self.policy.refusals else 300)
 
     def _take(self, size: int) -> None:
         self._room -= size

@@ -71,6 +71,12 @@ CODES: dict[str, _Code] = {
         "This operation was answered in full; the answer is not kept and is not generated again.",
         False,
     ),
+    "operation_ended": _Code(
+        409, "conflict_error", "This operation has ended, so it cannot be cancelled.", False
+    ),
+    "operation_cancelled": _Code(
+        410, "conflict_error", "This operation was cancelled; there is no result of it.", False
+    ),
     "data_class_forbidden": _Code(
         403,
         "permission_error",

@@ -160,7 +160,7 @@ class ClientSide:
             self._shared.learn(refused=True)
         self.spared_code = event.code
         self._delivery.end()
-        self._delivery.status = 200
+        self._delivery.status = 200 if event.job is None else 202
 
     def _pass_end(self, verdict: Verdict) -> None:
         self.inject_at = None

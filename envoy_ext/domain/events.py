@@ -23,6 +23,7 @@ from enum import StrEnum
 
 from envoy_ext.domain.api import RequestFacts
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.lease import FenceProof
 from envoy_ext.domain.outcomes import RungName
 from envoy_ext.domain.tool_calls import ToolCall
@@ -273,6 +274,8 @@ class AnsweredHere:
     """What it would have been refused with."""
     settled: bool
     """Whether its operation is done with: somebody has taken it over. Else it was not, and may run again."""
+    job: Job | None = None
+    """What it has become, which runs under another id; then `data` says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

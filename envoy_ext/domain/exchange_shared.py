@@ -37,6 +37,8 @@ class Identity:
     """Hash of the idempotency key, None when there was none."""
     ledger_id: OperationId | None = None
     """Whose ledger its tool calls stand in, when that is an earlier operation's."""
+    job_id: OperationId | None = None
+    """The job that it is a run of. Nothing of a run reaches a client: its answer is kept, and given later."""
     keeps_answer: bool = False
     """Whether its answer may be kept: then it is asked for in a form that can be read."""
 

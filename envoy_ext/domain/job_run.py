@@ -11,7 +11,7 @@ from typing import Final
 
 from envoy_ext.domain.job import Job, JobEnd, JobState, is_expired
 from envoy_ext.domain.operation import AttemptView, Operation
-from envoy_ext.domain.outcomes import Ending, OperationState
+from envoy_ext.domain.outcomes import AttemptOutcome, Ending
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.retry import LIVENESS_UNKNOWN, FailoverPolicy
 from envoy_ext.domain.tool_verdict import Obstacle
@@ -31,6 +31,10 @@ PASSING: Final = frozenset(
 )
 """The codes of runs that may end otherwise at another moment; None: nobody knows how it ended. A run's own
 deadline is not the job's: it is looked at for itself."""
+
+
+_BUSY: Final = frozenset({429})
+"""Statuses of an answer that is no answer: the engine would rather be asked another time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def decide_after_run(
     newest = next((run for run in runs if run.operation_id == job.run_id), None)
     if newest is not None and newest.ending is None:
         return AwaitRun(newest)
-    if newest is not None and newest.state is OperationState.COMPLETED:
+    if newest is not None and newest.ending is Ending.FINISHED and newest.status not in _BUSY:
         return Finish(_end_answered(newest, answer_kept, now))
     if job.cancel_requested_at is not None:
         return Finish(JobEnd(JobState.CANCELLED, now))
@@ -133,4 +137,6 @@ def _read_fence(run: Operation, policy: FailoverPolicy) -> float:
 
 
 def _may_still_act(attempt: AttemptView) -> bool:
-    return attempt.started_at is not None and attempt.outcome in LIVENESS_UNKNOWN
+    """Of one that was broken off by the gateway nobody says when its engine has noticed."""
+    unknown = attempt.outcome in LIVENESS_UNKNOWN or attempt.outcome is AttemptOutcome.CANCELLED
+    return attempt.started_at is not None and unknown

@@ -1,7 +1,7 @@
 """The ladder: what a class of traffic gives up, step by step, before one of its requests is refused.
 
     the line fills, the deadline is near ──> shorten_generation, shorten_context    less of an answer
-    no room, no time, no replica ──────────> pool, template, hand_off, refuse       another answer, or none
+    no room, no time, no replica ──────────> pool, job, template, hand_off, refuse  another answer, or none
 
 The first two cost an answer little and help only while there is still room: a shorter request keeps its
 slot for a shorter time. Once there is none, shortening helps nobody, and the rungs below are tried in their
@@ -36,7 +36,9 @@ class Trigger(StrEnum):
 
 
 _SHORTENS: Final = frozenset({RungName.SHORTEN_GENERATION, RungName.SHORTEN_CONTEXT})
-_LEADS_AWAY: Final = frozenset({RungName.POOL, RungName.TEMPLATE, RungName.HAND_OFF, RungName.REFUSE})
+_LEADS_AWAY: Final = frozenset(
+    {RungName.POOL, RungName.JOB, RungName.TEMPLATE, RungName.HAND_OFF, RungName.REFUSE}
+)
 STEPS: Final[dict[Trigger, frozenset[RungName]]] = {
     Trigger.LINE_FILLING: _SHORTENS,
     Trigger.DEADLINE_NEAR: _SHORTENS,
@@ -75,6 +77,13 @@ class OtherPool:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterJob:
+    """Run it as a job, once there is a slot that nobody waits for."""
+
+    name: RungName = RungName.JOB
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """Answer with a fixed text."""
 
@@ -93,7 +102,7 @@ class HandOff:
 
 
 Shortening = ShortenGeneration | ShortenContext
-WayOut = OtherPool | Template | HandOff
+WayOut = OtherPool | LaterJob | Template | HandOff
 Rung = Shortening | WayOut
 
 
@@ -158,8 +167,16 @@ def list_ways_out(ladder: Ladder, code: str) -> tuple[WayOut, ...]:
     """What is tried, in this order, before a request is refused with this code."""
     trigger = next((one for one in Trigger if one.value == code), None)
     found = () if trigger is None else ladder.list_rungs(trigger)
-    return tuple(one for one in found if isinstance(one, OtherPool | Template | HandOff))
+    return tuple(one for one in found if isinstance(one, OtherPool | LaterJob | Template | HandOff))
 
+
+BECOMES_JOB: Final = frozenset(
+    {
+        *(ApiFamily.CHAT, ApiFamily.COMPLETIONS, ApiFamily.RESPONSES, ApiFamily.MESSAGES),
+        *(ApiFamily.TGI, ApiFamily.EMBEDDINGS),
+    }
+)
+"""APIs whose requests can be run later: what they answer is a document. What passes unread is not stored."""
 
 CHANGES_MODEL: Final = frozenset(
     {ApiFamily.CHAT, ApiFamily.COMPLETIONS, ApiFamily.RESPONSES, ApiFamily.MESSAGES, ApiFamily.TGI}

@@ -23,6 +23,10 @@ LEASE_TTL: Final = "x-envoy-ext-lease-ttl"
 ENDPOINT: Final = "x-envoy-ext-endpoint"
 """`ip:port` of the replica a replay must go to; read by the `override_host` policy."""
 
+RUN: Final = "x-envoy-ext-run"
+"""Which run of which job a request at the jobs listener is; set by the sidecar itself, which alone reaches
+that listener. At the ingress it is removed with all of OWN_PREFIX."""
+
 MESH_ATTEMPT: Final = "x-ext-mesh-attempt"
 """The x-envoy-attempt-count of an Envoy or mesh before us. The ingress listener copies it here before it
 removes all x-envoy-*; the delivery filter reads and removes it. Not under OWN_PREFIX, which goes too."""
@@ -46,6 +50,8 @@ DEGRADED: Final = "x-degraded"
 ROLE_METADATA: Final = "x-envoy-ext-role"
 ROLE_CALLER: Final = "caller"
 ROLE_DELIVERY: Final = "delivery"
+ROLE_RUN: Final = "run"
+"""Delivery, of what comes through the jobs listener."""
 ROLE_ATTEMPT: Final = "attempt"
 ROLE_TOOL: Final = "tool"
 
@@ -66,4 +72,5 @@ POOL_CLUSTER_PREFIX: Final = "pool_"
 TOOL_CLUSTER_PREFIX: Final = "tool_"
 LISTENER_INGRESS: Final = "ingress"
 LISTENER_EGRESS: Final = "egress"
+LISTENER_JOBS: Final = "jobs"
 LISTENER_TOOLS: Final = "tools"

@@ -6,6 +6,7 @@ Nothing waits for a note, and none is a decision.
 from dataclasses import dataclass
 
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.job import JobState
 from envoy_ext.domain.lease import FenceProof
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, Phase, Reason, RungName
 from envoy_ext.domain.tool_calls import CallId, CallState
@@ -225,6 +226,30 @@ class AnswerReplayed:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A request was taken in as a job."""
+
+    job_id: OperationId
+    request_id: str
+    pool: PoolName
+    rung: bool
+    """By its class's ladder; its client did not ask for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job has ended, by a word of this gateway."""
+
+    job_id: OperationId
+    request_id: str
+    pool: PoolName
+    state: JobState
+    code: str | None
+    runs: int
+    """Those that have begun."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotGiven:
     """A request was given a slot of a pool with a limit, after so long; 0 where one was free."""
 
@@ -287,6 +312,8 @@ Note = (
     | HandOffFailed
     | BoundaryHeld
     | AnswerReplayed
+    | JobSubmitted
+    | JobEnded
     | SlotGiven
     | MalformedEvents
     | ToolCallDecided

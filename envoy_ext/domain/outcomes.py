@@ -99,6 +99,8 @@ class RungName(StrEnum):
     SHORTEN_GENERATION = "shorten_generation"
     SHORTEN_CONTEXT = "shorten_context"
     POOL = "pool"
+    JOB = "job"
+    """It runs later, and its client comes back for the answer."""
     TEMPLATE = "template"
     HAND_OFF = "hand_off"
     REFUSE = "refuse"

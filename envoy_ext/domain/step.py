@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.events import Target
 from envoy_ext.domain.ids import AttemptId, ExchangeId, FencingToken, OperationId, PoolName
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import Note
 from envoy_ext.domain.outcomes import AttemptOutcome, RungName
@@ -56,6 +57,8 @@ class AnswerHere:
     data: bytes = field(repr=False)
     degraded: tuple[RungName, ...]
     recorded: bool = True
+    job: Job | None = None
+    """What the request has become; the answer says so, in place of `data`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,19 @@ class ForwardResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceptJob:
+    """Answer that the request will run, or runs, as a job, and where to look for it."""
+
+    job: Job
+    request_id: str
+    retry_after_s: int
+    """When a look may be worth while."""
+    asked: bool = False
+    """Its client asked for that."""
+    degraded: tuple[RungName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GiveAnswer:
     """Answer the repeat of a completed operation with what its client was given."""
 
@@ -91,6 +107,8 @@ class GiveAnswer:
     attempts: int
     """How many were started for the operation."""
     degraded: tuple[RungName, ...] = ()
+    repeated: bool = True
+    """Somebody may have been given it before; False for the result of a job, whose client was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +193,7 @@ DeliveryReply = (
     | HoldRequest
     | RespondLocally
     | GiveAnswer
+    | AcceptJob
     | AnswerHere
     | ForwardResponse
     | ForwardBody

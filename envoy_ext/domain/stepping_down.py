@@ -30,6 +30,7 @@ def build_begun(shared: Shared, now: float) -> records.OperationBegun:
         max_attempts=failover.max_attempts if failover.replay else 1,
         ledger_id=identity.ledger_id,
         degraded=request.degraded or None,
+        job_id=identity.job_id,
     )
 
 
@@ -57,5 +58,6 @@ def answer(shared: Shared, client: ClientSide, event: events.AnsweredHere) -> No
             event.data,
             event.degraded,
             shared.recorded,
+            event.job,
         )
     )

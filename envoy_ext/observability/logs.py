@@ -21,6 +21,8 @@ from envoy_ext.domain.notes import (
     FenceReached,
     FirstDelta,
     HandOffFailed,
+    JobEnded,
+    JobSubmitted,
     LedgerAwaited,
     MalformedEvents,
     Note,
@@ -116,6 +118,26 @@ class LoggingObserver:
                     operation_id=note.operation_id,
                     request_id=note.request_id,
                     pool=note.pool,
+                )
+            case JobSubmitted():
+                self._log_event(
+                    logging.INFO,
+                    "job_submitted",
+                    job_id=note.job_id,
+                    request_id=note.request_id,
+                    pool=note.pool,
+                    by="ladder" if note.rung else "client",
+                )
+            case JobEnded():
+                self._log_event(
+                    logging.INFO,
+                    "job_ended",
+                    job_id=note.job_id,
+                    request_id=note.request_id,
+                    pool=note.pool,
+                    state=note.state,
+                    code=note.code,
+                    runs=note.runs,
                 )
             case RequestRefused() | SlotGiven() | RequestDegraded():
                 pass  # counted only: one line for each exchange is enough

@@ -28,6 +28,8 @@ from envoy_ext.domain.notes import (
     FenceReached,
     FirstDelta,
     HandOffFailed,
+    JobEnded,
+    JobSubmitted,
     LedgerAwaited,
     MalformedEvents,
     Note,
@@ -48,6 +50,7 @@ from envoy_ext.domain.outcomes import INFLIGHT_PHASES, AttemptOutcome, Ending, P
 from envoy_ext.domain.retention import Why
 from envoy_ext.domain.retry import RETRIABLE
 from envoy_ext.domain.slots import CancelOver, CancelProof
+from envoy_ext.observability.job_metrics import JobMetrics
 from envoy_ext.observability.replica_metrics import ReplicaMetrics
 from envoy_ext.observability.tool_metrics import ToolMetrics
 from envoy_ext.ports import StoreSize
@@ -81,6 +84,7 @@ class Metrics:
         self._build_stream_families(registry)
         self._build_own_families(registry)
         self.tools = ToolMetrics(registry, tools)
+        self.jobs = JobMetrics(registry, self._inflight_counts)
         self._create_known_series()
 
     def _build_exchange_families(self, registry: CollectorRegistry) -> None:
@@ -445,6 +449,10 @@ class MetricsObserver:
                 metrics.note_refusal(note.pool, FORBIDDEN)
             case AnswerReplayed():
                 metrics.answers_replayed.labels(note.pool).inc()
+            case JobSubmitted():
+                pass  # counted where it waits, and when it ends
+            case JobEnded():
+                metrics.jobs.note_ended(note)
             case SlotGiven():
                 metrics.queue_wait.observe(note.waited_s)
             case MalformedEvents():

@@ -23,6 +23,7 @@ from envoy_ext.ports import TraceKind
 SHOWN: Final = frozenset(
     {
         *("operation_id", "exchange_id", "attempt_id", "ledger_id", "holder", "owner", "request_id"),
+        *("job_id", "run_ids", "request_class"),
         *("tool", "call_id", "tool_call_id"),
         *("replica", "pool", "data_class", "address", "model_revision", "preference"),
         *("code", "error_code", "refusal", "detail", "why"),

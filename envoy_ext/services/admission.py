@@ -37,6 +37,9 @@ class Arrival:
     """How long its client would rather wait for what still runs than be refused (`Prefer: wait=…`)."""
     rights: Rights = ALL_RIGHTS
     """What its caller may ask for."""
+    respond_async: bool = False
+    """Its client would rather come back for the answer (`Prefer: respond-async`)."""
+    content_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Requests before they are exchanges: read, admitted or refused, and told from the repeats of others."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final, assert_never
@@ -12,6 +12,7 @@ from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, PoolName
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.notes import AnswerReplayed, BoundaryHeld, RequestRefused
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.retry import FailoverPolicy
@@ -32,9 +33,11 @@ from envoy_ext.services.heads import (
     list_credentials,
     read_operation_path,
 )
+from envoy_ext.services.job_questions import read_job_question
+from envoy_ext.services.jobs import Jobs
 from envoy_ext.services.joiners import Joiners, JoinPolicy
-from envoy_ext.services.keyed import HasAnswer, HasLeft, Keyed, KeyedRequest, MayRun
-from envoy_ext.services.ladders import Ladders
+from envoy_ext.services.keyed import HasAnswer, HasJob, HasLeft, Keyed, KeyedRequest, MayRun
+from envoy_ext.services.ladders import BecomesJob, Ladders, Placed
 from envoy_ext.services.live_exchange import add_retry_after
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.repeat_rules import RunsAgain, build_incomplete_error
@@ -45,9 +48,11 @@ from envoy_ext.services.repeats import RequestKey
 class ShownOperation:
     """An operation as its owner may see it."""
 
-    operation: Operation
+    operation: Operation | None
+    """Of a job its newest run, as far as one has begun; then None."""
     calls: tuple[ToolCall, ...]
     """Of its ledger."""
+    job: Job | None = None
 
 
 class Arrivals:
@@ -68,7 +73,10 @@ class Arrivals:
         clock: Clock,
         joining: JoinPolicy | None = None,
         hand_offs: HandOffs | None = None,
+        jobs: Jobs | None = None,
     ) -> None:
+        """`jobs`: None where no request is run later."""
+        self._jobs = jobs
         self._queues = queues
         self._clock = clock
         self._exchanges = exchanges
@@ -84,7 +92,13 @@ class Arrivals:
         """The repeats that wait."""
         exchanges.on_draining(self.joiners.wake_all)
         self._keyed = Keyed(
-            exchanges, store=journal, joiners=self.joiners, queues=queues, clock=clock, observer=observer
+            exchanges,
+            store=journal,
+            joiners=self.joiners,
+            queues=queues,
+            clock=clock,
+            observer=observer,
+            jobs=jobs,
         )
         self._ladders = Ladders(
             queues=queues,
@@ -95,6 +109,8 @@ class Arrivals:
             observer=observer,
             background=background,
             hand_offs=hand_offs,
+            jobs=jobs,
+            mint_operation_id=mint_operation_id,
         )
 
     def arrive(self, arrival: Arrival, sink: DeliverySink) -> Delivery:
@@ -104,7 +120,7 @@ class Arrivals:
         if closed is not None:
             self.refuse(sink, closed)
             return delivery
-        admitted = decide_admission(arrival, self._rules, self._hash_prompt)
+        admitted = self.admit(arrival)
         if isinstance(admitted, ClientError):
             self.refuse(sink, admitted)
             return delivery
@@ -124,8 +140,20 @@ class Arrivals:
         else:
             ledger_id = self._repeats.find_ledger(arrival, key)
             operation_id = self._mint_operation_id()
-            self._open(delivery, Opening(arrival, admitted, key, operation_id, None, ledger_id=ledger_id))
+            opening = Opening(arrival, admitted, key, operation_id, None, ledger_id=ledger_id)
+            if self._wants_job(arrival):
+                self._background.run(self._submit(delivery, opening))
+            else:
+                placed = self._ladders.place(opening)
+                if isinstance(placed, BecomesJob):
+                    self._background.run(self._open_later(delivery, placed, admitted.pool))
+                else:
+                    self._open(delivery, placed, admitted.pool)
         return delivery
+
+    def admit(self, arrival: Arrival) -> Admitted | Forbidden | ClientError:
+        """What the configuration says of a request: whose it is, and whether it may go there."""
+        return decide_admission(arrival, self._rules, self._hash_prompt)
 
     # --- by the headers alone -------------------------------------------------------------------
 
@@ -155,6 +183,8 @@ class Arrivals:
             return sender
         if read_operation_path(head.method, head.path) is not None:
             return None
+        if self._jobs is not None and read_job_question(head.method, head.path) is not None:
+            return None
         arrival = self.decide_head(head, sender)
         if isinstance(arrival, ClientError):
             return arrival
@@ -182,6 +212,14 @@ class Arrivals:
         """Look up an operation for its owner; None for all others. Give up if the journal cannot be asked."""
         self._background.run(self._show_operation(OperationId(operation_id), caller, answer, give_up))
 
+    def ask_jobs(self, ask: Callable[[Jobs], Awaitable[None]], give_up: Callable[[], None]) -> bool:
+        """Have a client's question about a job answered; give up if the journal cannot be asked. False where
+        there are no jobs."""
+        if self._jobs is None:
+            return False
+        self._background.run(self._ask_job(self._jobs, ask, give_up))
+        return True
+
     # --- inside -------------------------------------------------------------------------------
 
     def _hold_boundary(self, sink: DeliverySink, arrival: Arrival, held: Forbidden) -> None:
@@ -193,7 +231,7 @@ class Arrivals:
     ) -> KeyedRequest:
         return KeyedRequest(
             delivery=delivery,
-            arrival=self._ladders.keep_body(arrival),
+            arrival=arrival if self._wants_job(arrival) else self._ladders.keep_body(arrival),
             pool=admitted.pool,
             path=admitted.request.path,
             body_sha256=admitted.request.body_sha256,
@@ -202,15 +240,60 @@ class Arrivals:
             arrived_at=self._clock.now(),
         )
 
-    def _open(self, delivery: Delivery, opening: Opening) -> bool:
+    def _open(self, delivery: Delivery, placed: Placed | ClientError, pool: PoolName) -> bool:
         """Whether it became an exchange, which goes on or waits for a slot; else it was refused."""
-        placed = self._ladders.place(opening)
         if isinstance(placed, ClientError):
-            self.refuse(delivery.sink, placed, opening.admitted.pool)
+            self.refuse(delivery.sink, placed, pool)
             return False
         live = delivery.live = self._exchanges.add(placed.opening, delivery.sink)
         self._ladders.begin(placed, live)
         return True
+
+    async def _open_later(self, delivery: Delivery, placed: BecomesJob, pool: PoolName) -> None:
+        await self._open_placed(delivery, placed, pool)
+
+    async def _open_placed(
+        self, delivery: Delivery, placed: Placed | BecomesJob | ClientError, pool: PoolName
+    ) -> bool:
+        """The same, for what may be to become a job: one that cannot be taken in goes on down its ladder."""
+        while isinstance(placed, BecomesJob):
+            if self._jobs is not None:
+                accepted = await self._jobs.take_in(placed.opening, by_ladder=True)
+                if not isinstance(accepted, ClientError):
+                    delivery.sink.send(accepted)
+                    return False
+            placed = self._ladders.place_below(placed)
+        return False if delivery.left else self._open(delivery, placed, pool)
+
+    def _wants_job(self, arrival: Arrival) -> bool:
+        return self._jobs is not None and arrival.respond_async and self._jobs.fits(arrival)
+
+    async def _submit(self, delivery: Delivery, opening: Opening) -> None:
+        """Take in as a job what its client would rather come back for."""
+        assert self._jobs is not None  # else nobody wants one
+        told = await self._jobs.take_in(opening, by_ladder=False)
+        if isinstance(told, ClientError):
+            self.refuse(delivery.sink, told, opening.admitted.pool)
+        else:
+            delivery.sink.send(told)
+
+    async def _ask_job(
+        self, jobs: Jobs, ask: Callable[[Jobs], Awaitable[None]], give_up: Callable[[], None]
+    ) -> None:
+        try:
+            await ask(jobs)
+        except JournalUnavailable:
+            give_up()
+
+    async def _give_job(self, one: KeyedRequest, found: HasJob, pool: PoolName) -> None:
+        """The repeat of a request that became a job: where to look for it, or what it has come to."""
+        assert self._jobs is not None  # else nobody has looked for one
+        sink, arrival = one.delivery.sink, one.arrival
+        told = await self._jobs.tell_again(found.job, arrival, one.body_sha256)
+        if isinstance(told, ClientError):
+            self.refuse(sink, told, pool)
+        else:
+            sink.send(told)
 
     async def _show_operation(
         self,
@@ -220,14 +303,21 @@ class Arrivals:
         give_up: Callable[[], None],
     ) -> None:
         try:
-            shown = None
-            found = await self._journal.get(operation_id)
-            if found is not None and found.caller == caller:
-                shown = ShownOperation(found, await self._journal.read_calls(found.ledger_id))
+            shown = await self._find_shown(operation_id, caller)
         except JournalUnavailable:
             give_up()
             return
         answer(shown)
+
+    async def _find_shown(self, operation_id: OperationId, caller: str) -> ShownOperation | None:
+        job = None if self._jobs is None else await self._jobs.find(operation_id, caller)
+        if job is not None:
+            run = None if job.run_id is None else await self._journal.get(job.run_id)
+            return ShownOperation(run, await self._journal.read_calls(job.ledger_id), job)
+        found = await self._journal.get(operation_id)
+        if found is None or found.caller != caller:
+            return None
+        return ShownOperation(found, await self._journal.read_calls(found.ledger_id))
 
     async def _refuse_repeat(
         self, delivery: Delivery, arrival: Arrival, pool: PoolName, operation_id: OperationId
@@ -248,6 +338,8 @@ class Arrivals:
                     pass
                 case ClientError():
                     self.refuse(delivery.sink, found, admitted.pool)
+                case HasJob():
+                    await self._give_job(one, found, admitted.pool)
                 case HasAnswer():
                     self._give_answer(delivery.sink, found, request_id, admitted.pool)
                 case MayRun():
@@ -291,7 +383,10 @@ class Arrivals:
             after=None if again is None else again.after,
             ledger_id=None if again is None else again.ledger_id,
         )
-        return self._open(one.delivery, opening)
+        if self._wants_job(arrival):
+            await self._submit(one.delivery, opening)
+            return False
+        return await self._open_placed(one.delivery, self._ladders.place(opening), admitted.pool)
 
     def _give_answer(self, sink: DeliverySink, found: HasAnswer, request_id: str, pool: PoolName) -> None:
         operation = found.operation

@@ -92,6 +92,19 @@ class Opening:
     """The operation before it under that key, which may run again."""
     ledger_id: OperationId | None = None
     """Where that one's tool calls stand."""
+    run: "RunOf | None" = None
+    """The job that it is a run of."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOf:
+    """What the exchange of a job's run is to know of its job."""
+
+    job_id: OperationId
+    attempts_left: int
+    """Of those that its runs may have together; 1 at least."""
+    on_over: Callable[[], None]
+    """Called once when all is told of the exchange."""
 
 
 class Exchanges:
@@ -114,9 +127,13 @@ class Exchanges:
         connections: Connections | None = None,
         trace: Trace | None = None,
         keeping: KeepingPolicy | None = None,
+        results: KeepingPolicy | None = None,
         ledger: ToolLedger | None = None,
     ) -> None:
-        """`ledger`: of tool calls, where there are tools; read before anything is done again."""
+        """`ledger`: of tool calls, where there are tools; read before anything is done again.
+
+        `results`: how those of jobs are kept.
+        """
         self._ledger = ledger
         policy = replace(policy, watches_tools=ledger is not None)
         self._queues = queues
@@ -139,6 +156,7 @@ class Exchanges:
         self._repeats = Repeats()
         self._owed_ends = OwedEnds(journal, clock)
         self._keeping = KeepingPolicy() if keeping is None else keeping
+        self._results = KeepingPolicy(refusals=True) if results is None else results
         self._recordings = Recordings(
             journal, keeper, self._owed_ends, self._unrecorded, clock=clock, observer=observer, trace=trace
         )
@@ -162,23 +180,26 @@ class Exchanges:
             caller=arrival.caller,
             key_hash=opening.key_hash,
             ledger_id=opening.ledger_id,
-            keeps_answer=opening.key_hash is not None and self._keeping.answers is not AnswersKept.NONE,
+            job_id=None if opening.run is None else opening.run.job_id,
+            keeps_answer=opening.run is not None
+            or (opening.key_hash is not None and self._keeping.answers is not AnswersKept.NONE),
         )
         now, wall = self._clock.now(), self._clock.wall()
         replicas = ExchangeReplicas(self._fleet, admitted.pool, self._clock, admitted.prefixes)
-        policy = self._policy_for(arrival.family)
+        policy, run = self._policy_for(arrival.family, opening.run), opening.run
+        keeping = self._keeping if run is None else self._results
         exchange = Exchange(identity, admitted.request, policy, replicas, now, wall)
         live = LiveExchange(
             exchange,
             sink,
-            recording=self._recordings.open(opening.arrival, opening.after),
+            recording=self._recordings.open(opening.arrival, opening.after, run_of=identity.job_id),
             clock=self._clock,
             observer=self._observer,
             spawn=lambda one: self._background.run(one.write_backlog()),
             on_note=partial(self._note, identity, replicas),
-            on_finished=self._forget,
+            on_finished=self._forget if run is None else partial(self._forget_run, run),
             trace=self._trace,
-            keeping=AnswerKeeping(self._keeping) if identity.keeps_answer else None,
+            keeping=AnswerKeeping(keeping) if identity.keeps_answer else None,
         )
         self._live[identity.exchange_id] = live
         self._request_keys[identity.exchange_id] = opening.key
@@ -372,11 +393,15 @@ class Exchanges:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _policy_for(self, family: ApiFamily) -> ExchangePolicy:
+    def _policy_for(self, family: ApiFamily, run: RunOf | None) -> ExchangePolicy:
         """What a path that passes unread does is not known, so it is never done twice."""
-        if family is not ApiFamily.OTHER:
-            return self._policy
-        return replace(self._policy, failover=replace(self._policy.failover, replay=False))
+        failover = self._policy.failover
+        if run is not None:
+            replay = failover.replay and run.attempts_left > 1
+            failover = replace(failover, replay=replay, max_attempts=run.attempts_left)
+        elif family is ApiFamily.OTHER:
+            failover = replace(failover, replay=False)
+        return replace(self._policy, failover=failover)
 
     def _note(self, identity: Identity, replicas: ExchangeReplicas, note: Note) -> None:
         match note:
@@ -396,7 +421,7 @@ class Exchanges:
                 if isinstance(note, AttemptFinished):
                     whole = note.outcome is AttemptOutcome.COMPLETED
                     self._queues.end(note.pool, note.attempt_id, whole=whole)
-                self._queues.look(note.pool)
+                self._queues.note_free(note.pool)
             case FenceAwaited():
                 self._look_for_proof(note)
             case LedgerAwaited():
@@ -422,6 +447,10 @@ class Exchanges:
             self._background.run(
                 self._fences.watch(awaited, live, fence_s, lambda: not live.exchange.waits_for_fence)
             )
+
+    def _forget_run(self, run: RunOf, live: LiveExchange) -> None:
+        self._forget(live)
+        run.on_over()
 
     def _forget(self, live: LiveExchange) -> None:
         identity = live.exchange.identity

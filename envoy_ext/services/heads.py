@@ -49,6 +49,8 @@ class RequestHead:
     """What is said of the body's length, None where nothing is."""
     upstream_retry: bool = False
     prefer_wait_s: float | None = None
+    respond_async: bool = False
+    content_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ def decide_head(
         upstream_retry=head.upstream_retry,
         prefer_wait_s=head.prefer_wait_s,
         rights=sender.rights,
+        respond_async=head.respond_async,
+        content_type=head.content_type,
     )
 
 

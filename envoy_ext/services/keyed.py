@@ -10,6 +10,7 @@ from envoy_ext.domain import step
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.exchange import QUEUE_WORD_S
 from envoy_ext.domain.ids import OperationId, PoolName
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import ReplayRefused
 from envoy_ext.domain.operation import Operation
@@ -18,10 +19,12 @@ from envoy_ext.ports import Clock, Observer, Store
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.jobs import Jobs
 from envoy_ext.services.joiners import Joiner, Joiners
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.recovery import end_left_over
 from envoy_ext.services.repeat_rules import (
+    BecameJob,
     Repeat,
     RunsAgain,
     StillRuns,
@@ -29,6 +32,7 @@ from envoy_ext.services.repeat_rules import (
     build_running_error,
     build_tool_error,
     decide_repeat,
+    decide_repeat_of_job,
 )
 
 
@@ -38,7 +42,7 @@ class KeyedRequest:
 
     delivery: Delivery
     arrival: Arrival
-    """Without its body, which Envoy keeps."""
+    """Without its body, which Envoy keeps, unless its ladder may need it, or it is to become a job."""
     pool: PoolName
     path: str
     body_sha256: str
@@ -69,7 +73,14 @@ class HasLeft:
     """Its client has gone; nothing is to be done."""
 
 
-Found = MayRun | HasAnswer | HasLeft | ClientError
+@dataclass(frozen=True, slots=True)
+class HasJob:
+    """The key is a job's."""
+
+    job: Job
+
+
+Found = MayRun | HasAnswer | HasJob | HasLeft | ClientError
 
 
 class Keyed:
@@ -84,7 +95,9 @@ class Keyed:
         queues: Queues,
         clock: Clock,
         observer: Observer,
+        jobs: Jobs | None,
     ) -> None:
+        self._jobs = jobs
         self._exchanges = exchanges
         self._repeats = exchanges.repeats
         self._store = store
@@ -133,10 +146,15 @@ class Keyed:
             holder = self._repeats.claim_key(caller, one.path, one.key_hash, one.operation_id)
         return holder
 
-    async def _read(self, one: KeyedRequest) -> Repeat | None:
+    async def _read(self, one: KeyedRequest) -> Repeat | BecameJob | None:
         """What the store says of the key; None when nothing has begun under it."""
         await self._exchanges.record_owed_ends()
         name = one.arrival.caller, one.path, one.key_hash
+        job = None if self._jobs is None else await self._jobs.find_by_key(*name)
+        if job is not None:
+            return decide_repeat_of_job(
+                one.arrival.request_id, one.body_sha256, job, respond_async=one.arrival.respond_async
+            )
         earlier = await self._store.find_by_key(*name)
         if earlier is not None and self._exchanges.is_left_over(earlier):
             await end_left_over(self._store, earlier, self._clock.wall())
@@ -144,7 +162,7 @@ class Keyed:
         return None if earlier is None else decide_repeat(one.arrival.request_id, one.body_sha256, earlier)
 
     async def _read_rest(
-        self, one: KeyedRequest, repeat: RunsAgain | WasAnswered | ClientError | None
+        self, one: KeyedRequest, repeat: RunsAgain | WasAnswered | BecameJob | ClientError | None
     ) -> Found:
         request_id = one.arrival.request_id
         match repeat:
@@ -152,6 +170,8 @@ class Keyed:
                 return MayRun(None)
             case ClientError():
                 return repeat
+            case BecameJob():
+                return HasJob(repeat.job)
             case RunsAgain():
                 obstacle = find_obstacle(await self._store.read_calls(repeat.ledger_id))
                 if obstacle is None:

@@ -5,6 +5,8 @@ go on from there, and goes on down when a wait was in vain. Nothing of an answer
 either, and the boundaries of the request's data hold on every rung. What is decided is `domain.ladder`'s.
 """
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
@@ -13,11 +15,15 @@ from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.client_errors import ClientError
+from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.events import AnsweredHere, Event, RequestAdmitted, RequestMoved, RequestShed
+from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.ladder import (
     CHANGES_MODEL,
     HandOff,
     Ladder,
+    LaterJob,
     OtherPool,
     Template,
     WayOut,
@@ -27,6 +33,7 @@ from envoy_ext.domain.ladder import (
 from envoy_ext.domain.notes import BoundaryHeld, HandOffFailed
 from envoy_ext.domain.own_answers import OwnAnswer, build_own_answer
 from envoy_ext.domain.rewriting import MAX_CHANGED_BYTES
+from envoy_ext.domain.step import AcceptJob
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Waits
 from envoy_ext.ports import Clock, HandedOver, HandOffs, Observer
 from envoy_ext.services.admission import Arrival
@@ -34,12 +41,25 @@ from envoy_ext.services.background import Background
 from envoy_ext.services.changing import Changing
 from envoy_ext.services.exchanges import Exchanges, Opening
 from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.job_requests import Submission
+from envoy_ext.services.jobs import Jobs
 from envoy_ext.services.live_exchange import LiveExchange
 from envoy_ext.services.queues import Queues, draw_retry_after
 
 HERE_S: Final = 0.0
 """A request that is answered here waits for no slot: what the queue's last word may take is enough."""
 NO_REPLICA_SPAN_S: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BecomesJob:
+    """A request that is to be taken in as a job."""
+
+    opening: Opening
+    shed: Shed
+    ways: tuple[WayOut, ...]
+    """What is left to be tried where that cannot be."""
+    denied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +88,12 @@ class Ladders:
         observer: Observer,
         background: Background,
         hand_offs: HandOffs | None,
+        jobs: Jobs | None,
+        mint_operation_id: Callable[[], OperationId],
     ) -> None:
+        """`jobs`: None where there are none, and no ladder has that rung."""
+        self._jobs = jobs
+        self._mint_operation_id = mint_operation_id
         self._classes = queues.classes
         self._queues = queues
         self._fleet = fleet
@@ -81,24 +106,36 @@ class Ladders:
 
     def keep_body(self, arrival: Arrival) -> Arrival:
         """The request without its body, which Envoy has, unless its ladder may have to change that."""
-        small = len(arrival.body) <= MAX_CHANGED_BYTES
-        return arrival if small and self._find(arrival.request_class).rungs else replace(arrival, body=b"")
+        small, ladder = len(arrival.body) <= MAX_CHANGED_BYTES, self._find(arrival.request_class)
+        kept = (small and ladder.rungs) or _leads_to(LaterJob, ladder)
+        return arrival if kept else replace(arrival, body=b"")
 
-    def place(self, opening: Opening) -> Placed | ClientError:
+    def place(self, opening: Opening) -> Placed | BecomesJob | ClientError:
         """Ask for a slot, and for whatever the ladder has where there is none; or refuse."""
         if opening.arrival.family is ApiFamily.MODELS and self._is_there(opening):
             return Placed(opening, Granted(opening.operation_id, 0.0))  # nothing is computed
         placed = self._ask(opening)
-        shed, denied = placed.outcome, False
+        shed = placed.outcome
         if not isinstance(shed, Shed):
             return placed
-        ways = self._list_ways(opening, shed.code)
+        return self._go_down(opening, shed, self._list_ways(opening, shed.code), denied=False)
+
+    def place_below(self, job: BecomesJob) -> Placed | BecomesJob | ClientError:
+        """The rungs below a job that could not be taken in."""
+        return self._go_down(job.opening, job.shed, job.ways, denied=job.denied)
+
+    def _go_down(
+        self, opening: Opening, shed: Shed, ways: tuple[WayOut, ...], *, denied: bool
+    ) -> Placed | BecomesJob | ClientError:
         for number, way in enumerate(ways):
             if isinstance(way, OtherPool):
                 denied |= self._hold_boundary(opening, way, recorded=False)
                 moved = self._move(opening, way)
                 if moved is not None and not isinstance((other := self._ask(moved)).outcome, Shed):
                     return other
+            elif isinstance(way, LaterJob):
+                if self._may_become_job(opening):
+                    return BecomesJob(opening, shed, ways[number + 1 :], denied)
             elif self._build_answer(opening, way) is not None:
                 return Placed(opening, shed, ways[number:], denied)
         code, retry_after_s = FORBIDDEN if denied else shed.code, draw_retry_after(shed)
@@ -179,8 +216,9 @@ class Ladders:
 
     def _keep_body(self, opening: Opening) -> Opening:
         """Without the body, where nobody can need it any more: it is in Envoy's memory already."""
-        pools = any(isinstance(one, OtherPool) for one in self._find(opening.arrival.request_class).rungs)
-        kept = pools and opening.admitted.request.changed_body is None
+        ladder = self._find(opening.arrival.request_class)
+        moves = _leads_to(OtherPool, ladder) and opening.admitted.request.changed_body is None
+        kept = moves or _leads_to(LaterJob, ladder)
         return opening if kept else replace(opening, arrival=replace(opening.arrival, body=b""))
 
     def _hear(self, opening: Opening, live: LiveExchange, event: Event) -> None:
@@ -216,6 +254,12 @@ class Ladders:
                         live.receive(moved)
                         live.receive(RequestAdmitted())
                         return
+                case LaterJob():
+                    job = await self._become_job(opening)
+                    if job is not None:
+                        degraded = (way.name,)
+                        live.receive(AnsweredHere("", b"", degraded, shed.code, settled=False, job=job))
+                        return
                 case Template() | HandOff():
                     answer = self._build_answer(opening, way)
                     if answer is not None and await self._is_taken(opening, way, shed.code):
@@ -244,6 +288,34 @@ class Ladders:
             return None
         return RequestMoved(way.pool, request.facts, request.degraded, request.changed_body)
 
+    def _may_become_job(self, opening: Opening) -> bool:
+        """Whether its client could make something of it: who waits for a stream reads no word of a job."""
+        arrival, facts = opening.arrival, opening.admitted.request.facts
+        return self._jobs is not None and self._jobs.fits(arrival) and not facts.stream
+
+    async def _become_job(self, opening: Opening) -> Job | None:
+        """A job in place of a request that has waited in vain; None where none is taken in.
+
+        It has an id of its own, for the operation that waited has begun, and is about to end.
+        """
+        if self._jobs is None or not self._may_become_job(opening):
+            return None
+        ledger_id = opening.operation_id if opening.ledger_id is None else opening.ledger_id
+        wanted = Submission(
+            opening.arrival,
+            opening.admitted,
+            self._mint_operation_id(),
+            opening.key_hash,
+            after=opening.operation_id,
+            ledger_id=ledger_id,
+            by_ladder=True,
+        )
+        with contextlib.suppress(JournalUnavailable):
+            accepted = await self._jobs.submit(wanted)
+            if isinstance(accepted, AcceptJob):
+                return accepted.job
+        return None
+
     def _build_answer(self, opening: Opening, way: Template | HandOff) -> OwnAnswer | None:
         request, wall = opening.admitted.request, int(self._clock.wall())
         return build_own_answer(request.facts, request.path, way.text, opening.operation_id, wall)
@@ -266,3 +338,7 @@ class Ladders:
             return True
         self._observer.note(HandOffFailed(opening.operation_id, opening.admitted.pool))
         return False
+
+
+def _leads_to(kind: type[OtherPool | LaterJob], ladder: Ladder) -> bool:
+    return any(isinstance(one, kind) for one in ladder.rungs)

@@ -25,7 +25,7 @@ from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.ids import AttemptId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import Note, PhaseChanged
-from envoy_ext.domain.outcomes import OperationState
+from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import OperationEnded, Record
 from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Observer, Trace, TraceKind
 from envoy_ext.services.recording import NotTold, Recording, is_end
@@ -174,7 +174,7 @@ class LiveExchange:
         try:
             while self._backlog:
                 taken = self._backlog.popleft()
-                if _tells_of_a_whole_answer(taken):
+                if _tells_of_a_whole_answer(taken) or self._keeps_refusal(taken):
                     self._reply(taken)
                     taken = replace(taken, replies=())
                 told = None
@@ -191,12 +191,18 @@ class LiveExchange:
             self._idle.set()
         self._forget_if_finished()
 
+    def _keeps_refusal(self, taken: step.Step) -> bool:
+        """Whether a replica's 4xx ends with this step that is kept as an answer is: then it is sent first."""
+        kept = self._keeping is not None and self._keeping.policy.refusals
+        return kept and is_end(taken) and _find_ending(taken) is Ending.FINISHED
+
     def _take_kept(self, taken: step.Step) -> KeptAnswer | None:
         """The answer that is kept with this step, which may be the last word on its operation."""
-        if self._keeping is None or not any(isinstance(one, OperationEnded) for one in taken.records):
+        ending = _find_ending(taken)
+        if self._keeping is None or ending is None:
             return None
         keeping, self._keeping = self._keeping, None
-        if not _tells_of_a_whole_answer(taken):
+        if ending is not Ending.FINISHED:
             return None
         return keeping.build(last_word_said=self.exchange.last_word_said)
 
@@ -231,6 +237,7 @@ class LiveExchange:
                     step.ForwardRequest()
                     | step.HoldRequest()
                     | step.GiveAnswer()
+                    | step.AcceptJob()
                     | step.AnswerHere()
                     | step.ForwardResponse()
                     | step.ForwardBody()
@@ -273,6 +280,10 @@ class LiveExchange:
         if self._timer is not None:
             self._timer.cancel()
         self._on_finished(self)
+
+
+def _find_ending(taken: step.Step) -> Ending | None:
+    return next((one.ending for one in taken.records if isinstance(one, OperationEnded)), None)
 
 
 def _tells_of_a_whole_answer(taken: step.Step) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from envoy_ext.domain.errors import NotOwner
+from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.ownership import FIRST_TOKEN
 from envoy_ext.domain.records import Record
 from envoy_ext.ports import Clock, Journal
@@ -41,7 +42,7 @@ class OwedEnds:
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
         self._clock = clock
-        self._owed: deque[tuple[Record, ...]] = deque()
+        self._owed: deque[tuple[tuple[Record, ...], KeptAnswer | None]] = deque()
         self._doubted: deque[_Doubted] = deque()
         """In the order in which they are tried."""
         self._recording = asyncio.Lock()
@@ -54,10 +55,13 @@ class OwedEnds:
         """Whether there is something to be written now."""
         return bool(self._owed) or self._is_one_due()
 
-    def add(self, records: tuple[Record, ...]) -> None:
-        """Keep the records of one step. Those of one operation are written in the order of their coming."""
+    def add(self, records: tuple[Record, ...], answer: KeptAnswer | None = None) -> None:
+        """Keep the records of one step. Those of one operation are written in the order of their coming.
+
+        `answer`: of those alone who run no more at once than fit in the memory.
+        """
         if len(self) < MAX_OWED:
-            self._owed.append(records)
+            self._owed.append((records, answer))
 
     def add_in_doubt(self, records: tuple[Record, ...]) -> None:
         """Keep the end of an operation of which nobody knows whether it has begun, or will."""
@@ -71,8 +75,9 @@ class OwedEnds:
             return
         async with self._recording:
             while self._owed:
+                records, answer = self._owed[0]
                 with suppress(NotOwner):  # who has taken it over has ended it, or it has never begun
-                    await self._journal.append(self._owed[0], FIRST_TOKEN)
+                    await self._journal.append(records, FIRST_TOKEN, answer)
                 self._owed.popleft()
             while self._is_one_due():
                 await self._record_doubted()

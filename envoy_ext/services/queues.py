@@ -67,6 +67,11 @@ class Queues:
         self._fleet = fleet
         self._clock = clock
         self._observer = observer
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_free(self, listener: Callable[[], None]) -> None:
+        """Call it whenever a slot may have come free that nobody waits for."""
+        self._listeners.append(listener)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -120,13 +125,24 @@ class Queues:
         one = self._pools[pool]
         one.tells.pop(operation_id, None)
         one.queue.leave(operation_id, self._clock.now())
-        self.look(pool)
+        self.note_free(pool)
+
+    def draw_full(self, pool: PoolName) -> int:
+        """A `Retry-After` for a request that is refused there without having asked for a slot."""
+        queue = self._pools[pool].queue
+        return random.randint(1, queue.note_refusal(self._rooms.read(pool), self._clock.now()))
 
     def read_longest_wait_s(self, request_class: str | None) -> float:
         """How long a request of this class may have to wait in the line."""
         return self._policy.classes.find(request_class).max_wait_s
 
     # --- slots, replicas and time -------------------------------------------------------------
+
+    def note_free(self, pool: PoolName) -> None:
+        """A slot may have come free: for those that wait, and else for whoever listens."""
+        self.look(pool)
+        for listener in self._listeners:
+            listener()
 
     def look(self, pool: PoolName) -> None:
         """Slots may have come free, or all replicas have gone."""
@@ -144,6 +160,8 @@ class Queues:
         """The fleet's picture has changed."""
         for pool in self._pools:
             self.look(pool)
+        for listener in self._listeners:
+            listener()
 
     def refuse_all(self, code: str) -> None:
         """Nobody will be let in any more."""

@@ -60,13 +60,19 @@ class Recordings:
         self._observer = observer
         self._trace = trace
 
-    def open(self, arrival: Arrival, after: OperationId | None) -> "Recording":
-        """For an exchange that begins now: in this gateway's seat, if it has one."""
-        may_go_on = self._unrecorded.allows(arrival)
+    def open(
+        self, arrival: Arrival, after: OperationId | None, *, run_of: OperationId | None = None
+    ) -> "Recording":
+        """For an exchange that begins now: in this gateway's seat, if it has one.
+
+        `run_of`: the job that it is a run of.
+        """
+        may_go_on = run_of is None and self._unrecorded.allows(arrival)
         return Recording(
             self._keeper.seat if self._keeper.may_act else None,
             after,
             keyed=arrival.idempotency_key is not None,
+            is_run=run_of is not None,
             may_go_on=may_go_on,
             may_start=lambda seat: self._keeper.holds(seat) or (may_go_on and self._unrecorded.is_down()),
             keeper=self._keeper,
@@ -93,6 +99,7 @@ class Recording:
         after: OperationId | None,
         *,
         keyed: bool,
+        is_run: bool,
         may_go_on: bool,
         may_start: Callable[[SeatId], bool],
         keeper: SeatKeeper,
@@ -109,7 +116,10 @@ class Recording:
         self._seat = seat
         self._after = after
         self._may_go_on: Final = may_go_on
-        self._may_run_again = keyed
+        self._is_run: Final = is_run
+        """Of a job: it may be run again whatever it has let out, since that went to no client; and its answer
+        is wanted, however late it can be recorded."""
+        self._may_run_again = keyed or is_run
         """Whether another gateway could let it run, should it take the operation over."""
         self._may_start = may_start
         self._keeper = keeper
@@ -164,10 +174,11 @@ class Recording:
             refusal = await self._write(taken.records, answer)
         except JournalUnavailable as fault:
             self._observer.note_journal(self._clock.now() - started, failed=True)
-            return self._fall_behind(taken, asked=not isinstance(fault, StoreSilent))
+            return self._fall_behind(taken, answer, asked=not isinstance(fault, StoreSilent))
         self._observer.note_journal(self._clock.now() - started, failed=False)
         if refusal is None:
-            self._may_run_again &= not any(isinstance(one, FirstDeltaSent) for one in taken.records)
+            if not self._is_run:
+                self._may_run_again &= not any(isinstance(one, FirstDeltaSent) for one in taken.records)
             if self._trace is not None:
                 self._trace.add(taken.records[0].operation_id, TraceKind.RECORDED, taken.records)
         elif _find_begun(taken.records) is not None:
@@ -192,7 +203,9 @@ class Recording:
             return OwnershipLost(refused=True)
         return None
 
-    def _fall_behind(self, taken: step.Step, *, asked: bool) -> JournalFailed | RecordingLost | None:
+    def _fall_behind(
+        self, taken: step.Step, answer: KeptAnswer | None, *, asked: bool
+    ) -> JournalFailed | RecordingLost | None:
         if _find_begun(taken.records) is not None:
             self._state = _State.NEVER
             self._may_have_begun = asked
@@ -201,8 +214,8 @@ class Recording:
             return JournalFailed()
         # The client's last bytes need not wait for the record of an end. It is owed: until it is
         # written, the journal calls the operation running. The answer is not: while a disk is full,
-        # those of all clients would fill the memory.
-        self._owed.add(taken.records)
+        # those of all clients would fill the memory. Jobs run a few at a time.
+        self._owed.add(taken.records, answer if self._is_run else None)
         if is_end(taken):
             return None
         self._state = _State.BEHIND

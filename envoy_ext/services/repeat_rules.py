@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.job import Job
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.tool_verdict import Obstacle
@@ -35,6 +36,13 @@ class WasAnswered:
     operation: Operation
 
 
+@dataclass(frozen=True, slots=True)
+class BecameJob:
+    """It is a job's: that one's client is told of it, or given what it has come to."""
+
+    job: Job
+
+
 Repeat = RunsAgain | StillRuns | WasAnswered | ClientError
 
 
@@ -53,6 +61,18 @@ def decide_repeat(request_id: str, body_sha256: str | None, earlier: Operation) 
     if earlier.partly_delivered:
         return build_incomplete_error(request_id, operation_id, earlier)
     return RunsAgain(operation_id, earlier.ledger_id)
+
+
+def decide_repeat_of_job(
+    request_id: str, body_sha256: str | None, job: Job, *, respond_async: bool
+) -> BecameJob | StillRuns | ClientError:
+    """What becomes of a request under the key of a job. Nothing runs again: the job does that, or has ended.
+
+    A client that wants to wait, and not to come back, waits for it as for any other that still runs.
+    """
+    if body_sha256 is not None and job.body_sha256 != body_sha256:
+        return ClientError("idempotency_key_reused", request_id, job.job_id)
+    return BecameJob(job) if respond_async or job.ended else StillRuns(job.job_id)
 
 
 def build_tool_error(request_id: str, operation_id: OperationId, obstacle: Obstacle) -> ClientError:

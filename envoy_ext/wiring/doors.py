@@ -13,6 +13,7 @@ from envoy_ext.adapters.engines import get_engine
 from envoy_ext.adapters.extproc_attempt import AttemptSession
 from envoy_ext.adapters.extproc_caller import CallerSession
 from envoy_ext.adapters.extproc_delivery import DeliverySession
+from envoy_ext.adapters.extproc_delivery_run import RunSession
 from envoy_ext.adapters.extproc_session import Outbox
 from envoy_ext.adapters.extproc_tool import ToolSession
 from envoy_ext.adapters.grpc_server import GrpcServer
@@ -25,6 +26,7 @@ from envoy_ext.ports import Store
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.authz import Authz
 from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.job_runs import Runs
 from envoy_ext.services.tools import Tools
 
 
@@ -37,6 +39,7 @@ def build_grpc(
     metrics: Metrics,
     hub: AdsHub,
     tools: Tools | None,
+    runs: Runs | None,
 ) -> GrpcServer:
     """All that Envoy asks, behind one server."""
     calls = {pool.name: get_engine(pool.engine).abort for pool in config.pools}
@@ -52,9 +55,16 @@ def build_grpc(
         def tool(outbox: Outbox) -> ToolSession:
             return ToolSession(tools, outbox, limits.max_result_bytes, mint_request_id)
 
+    run = None
+    if runs is not None:
+
+        def run(outbox: Outbox) -> RunSession:
+            return RunSession(runs, arrivals, outbox, mint_request_id, metrics.note_chunk)
+
     return GrpcServer(
         tool=tool,
         caller=lambda outbox: CallerSession(arrivals, outbox, mint_request_id),
+        run=run,
         delivery=delivery,
         attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts),
         access_log=lambda: AccessLogSession(exchanges),

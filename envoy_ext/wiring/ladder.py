@@ -28,6 +28,8 @@ def _build_rung(rung: Rung, models: Mapping[PoolName, str]) -> Iterator[ladder.R
         yield ladder.ShortenContext(rung.shorten_context.keep_turns, rung.shorten_context.max_prompt_tokens)
     if rung.pool is not None:
         yield ladder.OtherPool(rung.pool, models[rung.pool])
+    if rung.job:
+        yield ladder.LaterJob()
     if rung.template is not None:
         yield ladder.Template(rung.template.read())
     if rung.hand_off is not None:

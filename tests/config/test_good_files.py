@@ -114,8 +114,9 @@ def test_every_key_is_read() -> None:
     assert batch[0].shorten_generation.max_tokens == 256
     assert batch[3].hand_off is not None
     assert batch[3].hand_off.timeout == 1
-    assert chat[1].template is not None
-    assert chat[1].template.file == "/etc/envoy-ext/busy.txt"
+    assert chat[1].job is True
+    assert chat[2].template is not None
+    assert chat[2].template.file == "/etc/envoy-ext/busy.txt"
     assert config.admission.classes["payment"].side_effects is True
     assert config.data_classes["default"].boundaries == ("local", "site")
     assert config.data_classes["public"].boundaries == ("local", "site", "external:partner-1")
@@ -138,6 +139,7 @@ def test_every_key_is_read() -> None:
     assert (search.idempotent, search.get_is_safe, search.host) == (True, False, "search.internal")
     assert search.place == WebPlace(True, Origin("search.example", 443), "")
     assert (search.ca_file, search.ignore_arguments) == ("/etc/ssl/internal.pem", ("call_id", "trace"))
+    assert config.jobs_socket == "/run/other/jobs.sock"
     assert config.shutdown.grace == 0
 
 

@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "routes": [{"name": "mail", "prefix": "/", "url": "http://mail:9000"}],
         }
     },
+    "jobs": {"jobs": {}, "limits": {"max_request_bytes": "64KiB"}},
     "two pools": {
         "pools": [POOL, {"name": "code", "models": ["n"], "replicas": [{"url": "http://10.0.0.13:8000"}]}]
     },
@@ -126,9 +127,26 @@ def test_the_egress_hop_retries_nothing() -> None:
     assert all("retry_policy" not in route["route"] for route in routes)
 
 
+def test_jobs_have_a_listener_of_their_own_that_no_client_reaches_and_no_client_can_pretend() -> None:
+    """The filters of the ingress, and its retries; what differs is what the sidecar is told of the door."""
+    bootstrap, ingress = render(VARIANTS["jobs"]), names.LISTENER_INGRESS
+    place = find_listener(bootstrap, names.LISTENER_JOBS)["address"]["pipe"]
+    assert place == {"path": "/run/envoy-ext/jobs.sock", "mode": 0o600}
+    jobs, clients = (find_manager(bootstrap, name) for name in (names.LISTENER_JOBS, ingress))
+    assert [one["name"] for one in jobs["http_filters"]] == [one["name"] for one in clients["http_filters"]]
+    told = [
+        one["http_filters"][1]["typed_config"]["grpc_service"]["initial_metadata"] for one in (jobs, clients)
+    ]
+    assert told == [[{"key": names.ROLE_METADATA, "value": role}] for role in ("run", "delivery")]
+    assert [one["name"] for one in render({})["static_resources"]["listeners"]] == ["ingress", "egress"]
+    of_jobs, of_clients = (one["route_config"]["virtual_hosts"][0] for one in (jobs, clients))
+    assert of_jobs["routes"] == of_clients["routes"]
+    assert of_jobs["request_body_buffer_limit"] == of_clients["request_body_buffer_limit"] == 128 << 10
+
+
 def test_no_timeout_of_envoy_ends_a_long_answer() -> None:
-    bootstrap = render(VARIANTS["two pools"])
-    for listener in (names.LISTENER_INGRESS, names.LISTENER_EGRESS):
+    bootstrap = render(VARIANTS["two pools"] | {"jobs": {}})
+    for listener in (names.LISTENER_INGRESS, names.LISTENER_EGRESS, names.LISTENER_JOBS):
         manager = find_manager(bootstrap, listener)
         assert manager["stream_idle_timeout"] == "0s"
         for route in manager["route_config"]["virtual_hosts"][0]["routes"]:

@@ -73,7 +73,7 @@ async def test_envoy_accepts_the_bootstrap(tmp_path: Path) -> None:
 
 def test_the_resources_are_what_a_full_bootstrap_holds() -> None:
     """All but where listeners have their routes from."""
-    config = parse(pools=[CHAT, CODE], tools=TOOLS)
+    config = parse(pools=[CHAT, CODE], tools=TOOLS, jobs={})
     built = build_resources(config)
     full = render_full_bootstrap(config)["static_resources"]
     clusters = {one["name"]: one for one in full["clusters"]}
@@ -118,6 +118,7 @@ def test_the_same_configuration_changes_nothing() -> None:
     [
         ({"pools": [CHAT, CODE]}, {(Kind.CDS, "pool_code"), (Kind.RDS, "egress")}),
         ({"pools": [CHAT | {"engine": "llamacpp"}]}, {(Kind.CDS, "pool_chat")}),
+        ({"jobs": {}}, {(Kind.LDS, "jobs"), (Kind.RDS, "jobs")}),
         ({"pools": [CHAT | {"replicas": CODE["replicas"]}]}, set()),
         ({"limits": {"max_request_bytes": "1MiB"}}, {(Kind.LDS, "ingress"), (Kind.RDS, "ingress")}),
         ({"limits": {"client_write_stall": "9s"}}, {(Kind.LDS, "ingress"), (Kind.LDS, "egress")}),

@@ -91,6 +91,8 @@ def test_every_kind_of_note_is_either_logged_or_left_to_the_metrics(
         "ReplayRefused": ["replay_refused"],
         "BoundaryHeld": ["data_class_forbidden"],
         "HandOffFailed": ["hand_off_failed"],
+        "JobEnded": ["job_ended"],
+        "JobSubmitted": ["job_submitted"],
         "AnswerReplayed": ["answer_replayed"],
         "StoreLost": ["store_lost"],
         "StoreBack": ["store_back"],

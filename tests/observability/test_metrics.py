@@ -51,6 +51,8 @@ LABELS = {
     "envoy_ext_degraded_total": {"pool", "rung"},
     "envoy_ext_hand_offs_failed_total": {"pool"},
     "envoy_ext_answers_replayed_total": {"pool"},
+    "envoy_ext_jobs": {"pool", "state"},
+    "envoy_ext_jobs_ended_total": {"pool", "state"},
     "envoy_ext_queue_depth": {"pool"},
     "envoy_ext_repeats_waiting": set(),
     "envoy_ext_background_tasks": set(),

@@ -3,6 +3,7 @@
 from typing import get_args
 
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
+from envoy_ext.domain.job import JobState
 from envoy_ext.domain.lease import FenceProof
 from envoy_ext.domain.notes import (
     AnswerReplayed,
@@ -16,6 +17,8 @@ from envoy_ext.domain.notes import (
     FenceReached,
     FirstDelta,
     HandOffFailed,
+    JobEnded,
+    JobSubmitted,
     LedgerAwaited,
     MalformedEvents,
     Note,
@@ -82,6 +85,8 @@ SAMPLES: dict[type, Note] = {
     HandOffFailed: HandOffFailed(OperationId("op_1"), CHAT),
     BoundaryHeld: BoundaryHeld(CHAT, "req-1", OperationId("op_1"), "default"),
     AnswerReplayed: AnswerReplayed(CHAT, OperationId("op_1"), "req-2"),
+    JobSubmitted: JobSubmitted(OperationId("op_1"), "req-1", CHAT, rung=False),
+    JobEnded: JobEnded(OperationId("op_1"), "req-1", CHAT, JobState.SUCCEEDED, None, 1),
     RequestDegraded: RequestDegraded(CHAT, (RungName.SHORTEN_GENERATION, RungName.POOL)),
     SlotGiven: SlotGiven(CHAT, 2.5),
     MalformedEvents: MalformedEvents(CHAT, 3),
