@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival llama-cpp test-vllm bench protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload llama-cpp test-vllm bench protos render clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,11 @@ storm: setup redis
 # The long load runs over all Envoy versions that the docs name; not part of `test`.
 survival: setup
 	$(BIN)/python bench/survival.py
+
+# Ten times too much work for 60 s, and a verdict on each promise of admission; not part of `test`.
+SECONDS ?= 60
+overload: setup
+	$(BIN)/python bench/overload.py --seconds $(SECONDS)
 
 # A real llama.cpp server and model behind Envoy (132 MB, installed by the script); `storm` runs it too.
 llama-cpp: setup
