@@ -34,6 +34,7 @@ from envoy_ext.observability.metrics import Metrics, MetricsObserver
 from envoy_ext.observability.observers import Observers
 from envoy_ext.ports import Store, Trace
 from envoy_ext.services.arrivals import Arrivals
+from envoy_ext.services.authz import Authz
 from envoy_ext.services.background import Background
 from envoy_ext.services.cancels import Cancels
 from envoy_ext.services.capacity import Capacity
@@ -270,11 +271,12 @@ class App:
             jobs=None if job_parts is None else job_parts.jobs,
         )
         metrics.watch_repeats(lambda: len(arrivals.joiners))
+        authz = Authz(
+            self._exchanges, journal, rules=rules, queues=queues, clock=self.clock, observer=observer
+        )
         tools = build_tools(config, journal, self.clock, observer, background)
         runs = None if job_parts is None else job_parts.runs
-        self._grpc = build_grpc(
-            config, arrivals, self._exchanges, journal, observer, metrics, hub, tools, runs
-        )
+        self._grpc = build_grpc(config, arrivals, self._exchanges, authz, observer, metrics, hub, tools, runs)
         self.grpc_port = await start_grpc(self._grpc, config.sidecar)
         self._ops = OpsServer(
             journal=journal,

@@ -11,6 +11,7 @@ from envoy_ext.adapters import extproc_codec as codec
 from envoy_ext.adapters import headers as h
 from envoy_ext.adapters.accesslog_codec import read_lost
 from envoy_ext.adapters.extproc_session import Outbox
+from envoy_ext.adapters.models_codec import build_models_json
 from envoy_ext.adapters.operation_codec import build_job_json, build_operation_json
 from envoy_ext.adapters.request_head_codec import read_head
 from envoy_ext.domain import names, step
@@ -334,12 +335,3 @@ class DeliverySession:
 
 def _list_degraded(rungs: Sequence[RungName]) -> list[tuple[str, str]]:
     return [(names.DEGRADED, ", ".join(rungs))] if rungs else []
-
-
-def build_models_json(models: tuple[str, ...]) -> dict[str, object]:
-    """The list as OpenAI has it (https://platform.openai.com/docs/api-reference/models/list).
-
-    When each was made is not known here; clients want a number.
-    """
-    data = [{"id": model, "object": "model", "created": 0, "owned_by": "envoy-ext"} for model in models]
-    return {"object": "list", "data": data}

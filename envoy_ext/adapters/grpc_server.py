@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -22,13 +22,11 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from envoy_ext.adapters import extauthz
 from envoy_ext.adapters.accesslog import AccessLogSession
 from envoy_ext.adapters.ads import DIALECTS
 from envoy_ext.adapters.extproc_session import Outbox, Session
 from envoy_ext.domain import names
 from envoy_ext.ports import Observer
-from envoy_ext.services.authz import Authz
 from envoy_ext.xds.dialects import Dialect
 
 _MESSAGE_OVERHEAD: Final = 1 << 20
@@ -95,7 +93,7 @@ class GrpcServer:
         run: Callable[[Outbox], Session] | None = None,
         access_log: Callable[[], AccessLogSession],
         discovery: Callable[[Outbox, Dialect], Session],
-        authz: Authz,
+        check: Callable[[Any], Awaitable[Any]],
         observer: Observer,
         max_request_bytes: int,
     ) -> None:
@@ -108,7 +106,7 @@ class GrpcServer:
             self._processors[names.ROLE_RUN] = run
         self._access_log = access_log
         self._discovery = discovery
-        self._authz = authz
+        self._check = check
         self._observer = observer
         self._health = HealthServicer()
         self._stopping = asyncio.Event()
@@ -170,7 +168,7 @@ class GrpcServer:
             self._stream_logs, StreamAccessLogsMessage.FromString, StreamAccessLogsResponse.SerializeToString
         )
         check = grpc.unary_unary_rpc_method_handler(
-            self._check, CheckRequest.FromString, CheckResponse.SerializeToString
+            self._answer_check, CheckRequest.FromString, CheckResponse.SerializeToString
         )
         methods = {
             "/envoy.service.ext_proc.v3.ExternalProcessor/Process": process,
@@ -263,8 +261,8 @@ class GrpcServer:
                 # Evidence that cannot be read is lost evidence, not a reason to lose the log stream.
                 self._observer.note_bug("access log", error)
 
-    async def _check(self, request: Any, _context: Any) -> Any:
-        return await extauthz.check(self._authz, request)
+    async def _answer_check(self, request: Any, _context: Any) -> Any:
+        return await self._check(request)
 
 
 async def _feed(context: Any, session: Session) -> bool:

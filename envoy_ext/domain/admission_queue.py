@@ -91,6 +91,22 @@ class AdmissionQueue:
         wait_s = None if rate is None else (ahead + 1) / rate
         return Outlook(True, waiting, length, wait_s, hold_s)
 
+    def foresee_refusal(self, newcomer: Newcomer, room: AnyRoom, now: float) -> Shed | None:
+        """What a request would be told that came at this moment; None where it would be let in, or wait.
+
+        It changes nothing but the span in which those that were refused of late are to come back.
+        """
+        if self.has_room(room):
+            return None
+        ticket = self._build_ticket(newcomer, now)
+        code = self._find_obstacle(ticket, room, now)
+        if code is None and len(self._line) >= self._policy.length:
+            self._line.push(newcomer.operation_id, ticket.class_name, newcomer.caller)
+            if self._line.find_excess(newcomer.operation_id) == newcomer.operation_id:
+                code = "queue_full"
+            self._line.remove(newcomer.operation_id)
+        return None if code is None else self._shed(newcomer.operation_id, code, room, now)
+
     def has_room(self, room: AnyRoom) -> bool:
         """Whether a request that came at this moment would be let in at once."""
         return not room.limited or (not self._line and room.choose(self._promised) is not None)

@@ -17,6 +17,9 @@ from envoy_ext.domain.outcomes import Reason
 NOT_RECORDED: Final = ("x-operation-recorded", "false")
 """Header of every answer to an operation that the journal was not told all of; there is no "true"."""
 
+NOT_RECORDABLE: Final = "The gateway cannot record this operation, so it does not run it."
+"""Of `upstream_unavailable`: the store of the journal takes no writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Code:

@@ -19,6 +19,7 @@ from envoy_ext.domain import ending, events, records, step
 from envoy_ext.domain.attempt import Attempt
 from envoy_ext.domain.attempt_gate import AttemptGate
 from envoy_ext.domain.attempt_side import AttemptSide
+from envoy_ext.domain.client_errors import NOT_RECORDABLE
 from envoy_ext.domain.client_side import ClientSide
 from envoy_ext.domain.delivery import Delivery, DeliveryState
 from envoy_ext.domain.errors import ImpossibleEvent
@@ -321,8 +322,7 @@ class Exchange:
             return
         self._attempts.abandon()
         if self._delivery.client_waiting:
-            message = "The gateway cannot record this operation, so it does not run it."
-            self._client.respond("upstream_unavailable", None, message)
+            self._client.respond("upstream_unavailable", None, NOT_RECORDABLE)
 
     def _receive_recording_loss(self) -> None:
         if self._shared.recorded:

@@ -12,7 +12,7 @@ from functools import partial
 
 from envoy_ext.domain.answer_keeping import AnswerKeeping, AnswersKept, KeepingPolicy
 from envoy_ext.domain.api import ApiFamily
-from envoy_ext.domain.client_errors import ClientError
+from envoy_ext.domain.client_errors import NOT_RECORDABLE, ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.events import (
     AttemptArrived,
@@ -352,6 +352,12 @@ class Exchanges:
             message = "This gateway cannot be told from one that is gone, so it takes no requests."
             return ClientError("upstream_unavailable", request_id, message=message)
         return None
+
+    def find_store_refusal(self, arrival: Arrival) -> ClientError | None:
+        """Whether a request could not be recorded at this moment, and does not go on without that."""
+        if not self._unrecorded.is_down() or self._unrecorded.allows(arrival):
+            return None
+        return ClientError("upstream_unavailable", arrival.request_id, message=NOT_RECORDABLE)
 
     @property
     def inflight(self) -> int:

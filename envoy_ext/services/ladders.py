@@ -44,11 +44,10 @@ from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.job_requests import Submission
 from envoy_ext.services.jobs import Jobs
 from envoy_ext.services.live_exchange import LiveExchange
-from envoy_ext.services.queues import Queues, draw_retry_after
+from envoy_ext.services.queues import NO_REPLICA_SPAN_S, Queues, draw_retry_after
 
 HERE_S: Final = 0.0
 """A request that is answered here waits for no slot: what the queue's last word may take is enough."""
-NO_REPLICA_SPAN_S: Final = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from envoy_ext.domain.admission_queue import AdmissionQueue, QueuePolicy
 from envoy_ext.domain.availability import Availability
@@ -21,6 +22,9 @@ from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Observer
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.rooms import Rooms
+
+NO_REPLICA_SPAN_S: Final = 3
+"""In which those are to come back that found no replica."""
 
 Tell = Callable[[Event], None]
 
@@ -96,6 +100,14 @@ class Queues:
         """What a request would find that asked at this moment."""
         self.look(pool)
         return self._pools[pool].queue.foresee(request_class, caller, self._rooms.read(pool))
+
+    def foresee_refusal(self, pool: PoolName, newcomer: Newcomer) -> Shed | None:
+        """What a request would be told that asked at this moment; None where it would be let in, or wait."""
+        if self._fleet.availability(pool) is Availability.EMPTY:
+            return Shed(newcomer.operation_id, "no_ready_replica", NO_REPLICA_SPAN_S)
+        self.look(pool)
+        queue, room = self._pools[pool].queue, self._rooms.read(pool)
+        return queue.foresee_refusal(newcomer, room, self._clock.now())
 
     def has_room(self, pool: PoolName) -> bool:
         """Whether a request that asked at this moment would be let in at once."""

@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
+from envoy_ext.adapters import extauthz
 from envoy_ext.adapters.accesslog import AccessLogSession
 from envoy_ext.adapters.ads import AdsHub, AdsSession
 from envoy_ext.adapters.engines import get_engine
@@ -22,7 +23,6 @@ from envoy_ext.config import Config, Operations, Sidecar
 from envoy_ext.domain.errors import CannotListen
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.observability.observers import Observers
-from envoy_ext.ports import Store
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.authz import Authz
 from envoy_ext.services.exchanges import Exchanges
@@ -34,7 +34,7 @@ def build_grpc(
     config: Config,
     arrivals: Arrivals,
     exchanges: Exchanges,
-    journal: Store,
+    authz: Authz,
     observer: Observers,
     metrics: Metrics,
     hub: AdsHub,
@@ -69,7 +69,7 @@ def build_grpc(
         attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts),
         access_log=lambda: AccessLogSession(exchanges),
         discovery=lambda outbox, dialect: AdsSession(hub, outbox, dialect),
-        authz=Authz(exchanges, journal),
+        check=lambda message: extauthz.check(authz, message, mint_request_id),
         observer=observer,
         max_request_bytes=max(
             config.limits.max_request_bytes, 0 if limits is None else limits.max_request_bytes

@@ -12,7 +12,6 @@ import pytest
 from envoy_ext.adapters import grpc_server
 from envoy_ext.adapters.ads import DIALECTS, AdsHub, AdsSession
 from envoy_ext.adapters.grpc_server import GrpcServer
-from envoy_ext.services.authz import Authz
 from envoy_ext.xds.dialects import MOST_NAMES, STATE_OF_THE_WORLD, Dialect
 from envoy_ext.xds.kinds import Kind
 from envoy_ext.xds.snapshot import Snapshot
@@ -93,7 +92,7 @@ class Served:
             attempt=_nobody,
             access_log=_nobody,
             discovery=lambda outbox, dialect: AdsSession(self.hub, outbox, dialect),
-            authz=Authz(None, None),  # type: ignore[arg-type]
+            check=_check_nothing,
             observer=self.observer,
             max_request_bytes=1 << 24,
         )
@@ -102,6 +101,10 @@ class Served:
         async with asyncio.timeout(WAIT_S):
             while self.hub.statistics().streams != count:
                 await asyncio.sleep(0.005)
+
+
+async def _check_nothing(_request: object) -> None:
+    raise AssertionError("nobody asks this here")
 
 
 def _nobody(*_: Any) -> Any:

@@ -47,7 +47,7 @@ async def test_a_message_is_not_kept_while_the_next_one_is_waited_for(
         attempt=unused,
         access_log=unused,
         discovery=unused,
-        authz=unused,
+        check=unused,
         observer=watcher,
         max_request_bytes=1 << 20,
     )

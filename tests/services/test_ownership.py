@@ -5,6 +5,7 @@ from functools import partial
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain import step
+from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import SeatLost
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody
 from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, ReplicaId, SeatId
@@ -12,8 +13,9 @@ from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import Ending, Reason
 from envoy_ext.domain.records import FirstDeltaSent, OperationBegun, OperationEnded
-from envoy_ext.services.authz import Authz, CheckRequest
+from envoy_ext.services.authz import CheckRequest
 from envoy_ext.services.leases import LeaseAnswer, Leases
+from tests.support.callers import build_head
 from tests.support.clock import ManualClock
 from tests.support.journals import leave
 from tests.support.records import START
@@ -188,9 +190,8 @@ async def test_a_gateway_in_doubt_takes_no_requests_and_says_so() -> None:
         error = error_of(await ask(pair.a, key)).error
         assert (error.code, error.http_status) == ("upstream_unavailable", 503)
         assert error.retry_after_s is not None
-    check = CheckRequest("/v1/chat/completions", "req-1", "", None, None, upstream_retry=False)
-    denied = await Authz(pair.a.exchanges, pair.journal).check(check)
-    assert denied is not None
+    denied = await pair.a.authz.check(CheckRequest(build_head()))
+    assert isinstance(denied, ClientError)
     assert denied.code == "upstream_unavailable"
     assert await pair.journal.list_recent(10) == []
 

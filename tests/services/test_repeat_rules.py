@@ -2,16 +2,17 @@
 
 import pytest
 
+from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.ids import AttemptId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import ReplayRefused
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallState, NewCall
-from envoy_ext.services.authz import Authz, CheckRequest
+from envoy_ext.services.authz import CheckRequest
+from tests.support.callers import build_head
 from tests.support.keyed import SSE, Client, ask
 from tests.support.sidecar import DELTA, Sidecar
 
-PATH = "/v1/chat/completions"
 RESULT = KeptAnswer(200, (), b"{}")
 
 
@@ -59,10 +60,8 @@ async def run_with_a_call(
 async def check(sidecar: Sidecar, **request: object) -> str | None:
     """What ext_authz says to a repeat."""
     asked = {"idempotency_key": "k", "upstream_retry": False, "request_id": "req-9", **request}
-    denied = await Authz(sidecar.exchanges, sidecar.journal).check(
-        CheckRequest(path=PATH, caller="", exchange_id=None, **asked)  # type: ignore[arg-type]
-    )
-    return None if denied is None else denied.code
+    verdict = await sidecar.authz.check(CheckRequest(build_head(**asked)))
+    return verdict.code if isinstance(verdict, ClientError) else None
 
 
 @pytest.mark.parametrize(

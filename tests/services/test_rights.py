@@ -18,19 +18,14 @@ from envoy_ext.services.admission import (
     PoolDirectory,
     decide_admission,
 )
-from envoy_ext.services.heads import RequestHead, Sender, decide_head, decide_sender
-from tests.support.callers import build_caller_rules, build_entry, make_key
+from envoy_ext.services.heads import Sender, decide_head, decide_sender
+from tests.support.callers import build_caller_rules, build_entry, build_head, make_key
 
 CHAT, CODE = PoolName("chat"), PoolName("code")
 SEVERAL = PoolDirectory({"a": CHAT, "b": CHAT, "c": CODE}, (CHAT, CODE))
 ONE = PoolDirectory({"a": CHAT, "b": CHAT}, (CHAT,))
 ONLY_A = Rights(frozenset({"a"}), frozenset())
 ALL_OF_CODE = Rights(frozenset(), frozenset({CODE}))
-
-
-def build_head(**more: object) -> RequestHead:
-    head = RequestHead("POST", "/v1/chat/completions", "req-1", Credentials(), "hash")
-    return replace(head, **more)  # type: ignore[arg-type]
 
 
 def read_head(rights: Rights, **more: object) -> Arrival | ClientError:
@@ -139,7 +134,7 @@ def test_nothing_is_said_of_a_request_before_its_caller_is_known() -> None:
     known = decide_sender(build_head(credentials=Credentials(others=(make_key("alice"),))), rules, 0.0)
     assert isinstance(known, Sender)
     assert (known.name, known.id != "hash") == ("alice", True)
-    assert decide_sender(build_head(), None, 0.0) == Sender("hash")
+    assert decide_sender(build_head(credential_hash="hash"), None, 0.0) == Sender("hash")
 
 
 def test_a_body_that_says_it_is_too_long_is_not_waited_for() -> None:

@@ -1,6 +1,7 @@
 """Keys and files of callers for tests."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from ipaddress import ip_network
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from envoy_ext.domain.callers import CallerBook, CallerEntry, CallerRules, Rights
+from envoy_ext.domain.callers import CallerBook, CallerEntry, CallerRules, Credentials, Rights
+from envoy_ext.services.heads import RequestHead
 
 BLIND = b"b" * 32
 
@@ -33,6 +35,12 @@ def build_caller_rules(*entries: CallerEntry, trusted_header: str | None = None)
     return CallerRules(
         CallerBook(entries, BLIND), True, trusted_header, (ip_network("127.0.0.1"), ip_network("::1"))
     )
+
+
+def build_head(**more: Any) -> RequestHead:
+    """What the headers of a chat request say."""
+    head = RequestHead("POST", "/v1/chat/completions", "req-1", Credentials(), "")
+    return replace(head, **more)
 
 
 def write_callers(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> str:

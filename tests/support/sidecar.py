@@ -26,6 +26,7 @@ from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Connections, HandOffs, ReachProbe, Store, ToolLedger, Trace
 from envoy_ext.services.admission import AdmissionRules, Arrival, PoolDirectory
 from envoy_ext.services.arrivals import Arrivals
+from envoy_ext.services.authz import Authz
 from envoy_ext.services.background import Background
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchanges import Exchanges, Minting
@@ -174,6 +175,18 @@ class Sidecar:
             clock=clock,
             joining=self.joining,
             hand_offs=self.hand_offs,
+        )
+
+    @property
+    def authz(self) -> Authz:
+        """The same decisions for other gateways."""
+        return Authz(
+            self.exchanges,
+            self.journal,
+            rules=self.rules,
+            queues=self.queues,
+            clock=self.clock,
+            observer=self.watcher,
         )
 
     def build_arrival(

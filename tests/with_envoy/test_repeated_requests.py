@@ -318,6 +318,7 @@ async def test_a_retry_of_a_mesh_with_nothing_delivered_runs(gateway: Gateway) -
 async def check(gateway: Gateway, headers: dict[str, str]) -> Any:
     """Ask as another Envoy's ext_authz filter does."""
     call = CheckRequest()
+    call.attributes.request.http.method = "POST"
     call.attributes.request.http.path = CHAT
     call.attributes.request.http.headers.update(headers)
     socket = gateway.stack.config.sidecar.socket
