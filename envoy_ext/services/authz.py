@@ -145,7 +145,8 @@ class Authz:
         verdict, pool = await self._decide(request)
         if not isinstance(verdict, ClientError):
             return verdict
-        self._observer.note(RequestRefused(pool, verdict.code))
+        if verdict.code != FORBIDDEN or pool is None:  # else counted where it was held
+            self._observer.note(RequestRefused(pool, verdict.code))
         return add_retry_after(RespondLocally(verdict)).error
 
     # --- in the delivery hop's order ------------------------------------------------------------

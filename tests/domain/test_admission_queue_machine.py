@@ -91,6 +91,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- requests -----------------------------------------------------------------------------
 
+    def foresee(self, newcomer: Newcomer) -> str | None:
+        """What the queue says that a request would be told, after which it is as it was."""
+        line, room = self.queue._line, self.room
+        before = line.list_in_order(), len(self.queue._tickets)
+        sheds = [self.queue.foresee_refusal(newcomer, room, self.now) for _ in range(2)]
+        codes = {None if one is None else one.code for one in sheds}
+        assert (line.list_in_order(), len(self.queue._tickets)) == before
+        (code,) = codes
+        return code
+
     @rule(
         class_name=st.sampled_from([None, "chat", "alarm", "what"]),
         caller=st.sampled_from("xy"),
@@ -103,9 +113,11 @@ class QueueMachine(RuleBasedStateMachine):
         known = class_name if class_name in ("chat", "alarm") else "default"
         longest = {"chat": 8.0, "alarm": 3.0, "default": 20.0}[known]
         until = min(self.now + longest, self.now + longest if deadline is None else deadline)
-        outcomes = self.queue.arrive(
-            Newcomer(operation_id, class_name, caller, deadline), self.room, self.now
-        )
+        newcomer = Newcomer(operation_id, class_name, caller, deadline)
+        foreseen = self.foresee(newcomer)
+        outcomes = self.queue.arrive(newcomer, self.room, self.now)
+        own = next(one for one in outcomes if one.operation_id == operation_id)
+        assert (own.code if isinstance(own, Shed) else None) == foreseen
         if any(isinstance(one, Waits) and one.operation_id == operation_id for one in outcomes):
             self.waiting[operation_id] = until, known, caller
             self.order.setdefault((known, caller), deque()).append(operation_id)
