@@ -455,7 +455,7 @@ class RunSender(Protocol):
 
     async def send(
         self,
-        run_id: OperationId,
+        name: str,
         request_id: str,
         path: str,
         headers: Sequence[tuple[str, str]],

@@ -29,7 +29,7 @@ class RunSession(DeliverySession):
     ) -> None:
         super().__init__(arrivals, outbox, mint_request_id, note_chunk)
         self._runs = runs
-        self._run_id = ""
+        self._run = ""
 
     def receive(self, message: Any) -> None:
         """Take in one message of the jobs listener."""
@@ -43,7 +43,7 @@ class RunSession(DeliverySession):
         headers = h.read_headers(request.headers)
         self._unsent = h.list_forged(headers)
         self._request_id = h.read_request_id(headers) or self._mint_request_id()
-        self._run_id = headers.get(names.RUN, "")
+        self._run = headers.get(names.RUN, "")
         if request.end_of_stream:
             self._open()
         else:
@@ -51,7 +51,7 @@ class RunSession(DeliverySession):
             self._outbox.send(codec.build_request_headers_reply((), ()))
 
     def _open(self) -> None:
-        self._delivery = self._runs.open(self._run_id, self)
+        self._delivery = self._runs.open(self._run, self)
         if self._delivery is None:
             text = "this is no run that is expected here"
             self._arrivals.refuse(

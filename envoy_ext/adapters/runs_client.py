@@ -13,7 +13,6 @@ import aiohttp
 
 from envoy_ext.adapters import headers as h
 from envoy_ext.domain import names
-from envoy_ext.domain.ids import OperationId
 
 _ORIGIN: Final = "http://jobs"
 """Of the listener, which needs no name; replicas see it as their `host`."""
@@ -29,7 +28,7 @@ class RunsClient:
 
     async def send(
         self,
-        run_id: OperationId,
+        name: str,
         request_id: str,
         path: str,
         headers: Sequence[tuple[str, str]],
@@ -47,7 +46,7 @@ class RunsClient:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
             )
-        named = [*headers, (h.REQUEST_ID, request_id), (names.RUN, run_id)]
+        named = [*headers, (h.REQUEST_ID, request_id), (names.RUN, name)]
         # As a file: aiohttp would write large bytes in one go, and say so.
         payload = io.BytesIO(body)
         with contextlib.suppress(aiohttp.ClientError, OSError):

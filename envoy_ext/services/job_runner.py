@@ -303,21 +303,22 @@ class JobRunner:
         if one.cancelled:
             return True
         opening = self._build_opening(job, run_id, arrival, admitted, request)
-        run = self._runs.expect(opening, job.job_id, max(1, left))
+        # A run that never began is sent again under its id. What Envoy still has of the first, from a
+        # sidecar that was killed, must not be taken for the second: each claim has a token of its own.
+        name = f"{run_id}.{job.token}"
+        run = self._runs.expect(name, opening, job.job_id, max(1, left))
         try:
-            await self._send_and_wait(one, run_id, request, arrival.path)
+            await self._send_and_wait(one, name, request, arrival.path)
         finally:
-            self._runs.forget(run_id)
+            self._runs.forget(name)
         if run.opened:
             await run.over.wait()
         return run.opened
 
-    async def _send_and_wait(
-        self, one: UnderWay, run_id: OperationId, request: JobRequest, path: str
-    ) -> None:
+    async def _send_and_wait(self, one: UnderWay, name: str, request: JobRequest, path: str) -> None:
         """Until the request is over. Cancelled with its job, or with this task: then Envoy hears of it."""
         headers = list_sent_headers(request)
-        work = self._sender.send(run_id, one.job.request_id, path, headers, request.body)
+        work = self._sender.send(name, one.job.request_id, path, headers, request.body)
         one.sending = asyncio.get_running_loop().create_task(work)
         try:
             await asyncio.wait({one.sending})

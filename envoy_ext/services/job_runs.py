@@ -33,23 +33,23 @@ class Runs:
         self._exchanges = exchanges
         self._fleet = fleet
         self._queues = queues
-        self._sent: dict[OperationId, SentRun] = {}
+        self._sent: dict[str, SentRun] = {}
 
-    def expect(self, opening: Opening, job_id: OperationId, attempts_left: int) -> SentRun:
-        """A run is about to be sent, under the id of its operation. It has its slot."""
+    def expect(self, name: str, opening: Opening, job_id: OperationId, attempts_left: int) -> SentRun:
+        """A run is about to be sent under this name, which no other request ever bore. It has its slot."""
         run = SentRun(opening)
         of = RunOf(job_id, attempts_left, on_over=run.over.set)
         run.opening = replace(opening, run=of)
-        self._sent[opening.operation_id] = run
+        self._sent[name] = run
         return run
 
-    def forget(self, run_id: OperationId) -> None:
-        """Nothing more is sent of it: what comes late under its id is nobody's."""
-        self._sent.pop(run_id, None)
+    def forget(self, name: str) -> None:
+        """Nothing more is sent of it: what comes late under its name is nobody's."""
+        self._sent.pop(name, None)
 
-    def open(self, run_id: str, sink: DeliverySink) -> Delivery | None:
+    def open(self, name: str, sink: DeliverySink) -> Delivery | None:
         """The request of a run has come in; None when it is none that is expected, or has come before."""
-        run = self._sent.get(OperationId(run_id))
+        run = self._sent.get(name)
         if run is None or run.opened:
             return None
         run.opened = True

@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from envoy_ext.adapters.runs_client import RunsClient
-from envoy_ext.domain.ids import OperationId
 
 
 class Listener:
@@ -52,7 +51,7 @@ async def listen(path: Path) -> AsyncIterator[tuple[Listener, RunsClient]]:
 
 async def send(client: RunsClient, body: bytes = b"{}") -> None:
     headers = [("content-type", "application/json")]
-    await client.send(OperationId("op_1"), "req-1", "/v1/completions?a=b", headers, body)
+    await client.send("op_1.1", "req-1", "/v1/completions?a=b", headers, body)
 
 
 async def test_a_run_bears_its_name_and_nothing_that_nobody_asked_for(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ async def test_a_run_bears_its_name_and_nothing_that_nobody_asked_for(tmp_path: 
         "host": "jobs",
         "content-type": "application/json",
         "x-request-id": "req-1",
-        "x-envoy-ext-run": "op_1",
+        "x-envoy-ext-run": "op_1.1",
         "content-length": str(5 << 20),
     }
 

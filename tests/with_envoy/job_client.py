@@ -32,11 +32,11 @@ async def cancel(gateway: Gateway, reply: Reply, **headers: str) -> Reply:
     return await ask(gateway, reply.headers["location"] + "/cancel", method="POST", body={}, headers=headers)
 
 
-async def wait_state(gateway: Gateway, reply: Reply, *states: str) -> dict[str, Any]:
+async def wait_state(gateway: Gateway, reply: Reply, *states: str, **headers: str) -> dict[str, Any]:
     """What is said of a job once it is in one of these states."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            shown: dict[str, Any] = (await look(gateway, reply)).json
+            shown: dict[str, Any] = (await look(gateway, reply, **headers)).json
             if shown["job"]["state"] in states:
                 return shown
             assert shown["job"]["state"] in UNFINISHED, shown["job"]

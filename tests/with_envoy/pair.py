@@ -131,7 +131,11 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def run_edge(
-    directory: Path, journal: Journal, engines: list[SimEngine], http: aiohttp.ClientSession
+    directory: Path,
+    journal: Journal,
+    engines: list[SimEngine],
+    http: aiohttp.ClientSession,
+    sections: dict[str, Any],
 ) -> AsyncIterator[Edge]:
     directory.mkdir()
     config = directory / "config.yaml"
@@ -143,6 +147,7 @@ async def run_edge(
         "journal": journal,
         "lease": {"ttl": f"{TTL_S:g}s", "renew": f"{RENEW_S:g}s", "margin": f"{MARGIN_S:g}s"},
         "shutdown": {"grace": "0s"},
+        **sections,
         "pools": [
             {
                 "name": "chat",
@@ -167,8 +172,9 @@ async def run_edge(
 
 
 @contextlib.asynccontextmanager
-async def run_pair(store: str, **options: Any) -> AsyncIterator[Pair]:
-    """Two gateways at one store, `sqlite` or `redis`; `options` are those of the engines."""
+async def run_pair(store: str, sections: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[Pair]:
+    """Two gateways at one store, `sqlite` or `redis`, with these sections beside their own; `options` are
+    those of the engines."""
     # Not pytest's own directory: a socket's path has room for 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="envoy-ext-"))
     async with contextlib.AsyncExitStack() as opened:
@@ -185,6 +191,6 @@ async def run_pair(store: str, **options: Any) -> AsyncIterator[Pair]:
         if store == "redis":
             server = opened.enter_context(redis_server(directory / "redis", appendonly="yes"))
             journal = {"store": "redis", "url": server.url}
-        starts = [run_edge(directory / name, journal, engines, http) for name in "ab"]
+        starts = [run_edge(directory / name, journal, engines, http, sections or {}) for name in "ab"]
         a, b = await asyncio.gather(*(opened.enter_async_context(start) for start in starts))
         yield Pair(a, b, journal, engines, server)

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,3 +250,37 @@ async def test_the_ladder_makes_a_job_of_what_would_be_refused(gateway: Gateway)
         assert (result.status, result.headers["x-degraded"]) == (200, "job")
         assert len(gateway.find_requests(one.request_id)) == 1
     assert (await ask_later(gateway, headers=key)).status == 200
+
+
+async def test_two_hundred_jobs_on_two_slots_keep_no_request_waiting_for_their_like(tmp_path: Path) -> None:
+    """A request finds at most the two that run when it comes: no other job begins before it does."""
+    sections = {"jobs": {}, "capacity": {"concurrency": 2}}
+    engine = {"tokens": 2, "token_s": 0.002, "prefill_s": 0.005}
+    async with run_gateway(tmp_path, "a", engine=engine, **sections) as gateway:
+        jobs = await asyncio.gather(*(submit(gateway, headers=as_caller(n % 3)) for n in range(200)))
+        assert {one.status for one in jobs} == {202}
+        ahead = []
+        for _ in range(20):
+            came = time.time()
+            request = await ask(gateway)
+            assert (request.status, request.dones) == (200, 1)
+            (own,) = gateway.find_requests(request.request_id)
+            begun = [
+                one.started_at
+                for one in gateway.engines["a"].find_requests()
+                if one.request_id != own.request_id
+            ]
+            ahead.append(sum(came <= at < own.started_at for at in begun))
+        # Those that had a slot already may not have been at the engine yet.
+        assert max(ahead) <= 2
+        assert gateway.read_metric("envoy_ext_jobs_ended_total", pool="chat", state="succeeded") < 200
+        for number, one in enumerate(jobs):
+            await wait_state(gateway, one, "succeeded", **as_caller(number % 3))
+        asked = [gateway.find_requests(one.request_id) for one in jobs]
+        assert [len(one) for one in asked] == [1] * 200
+        assert gateway.engines["a"].state.generations - 220 <= 2  # and what proved that it is ready
+        assert gateway.read_metric("envoy_ext_jobs_ended_total", pool="chat", state="succeeded") == 200
+
+
+def as_caller(number: int) -> dict[str, str]:
+    return {"authorization": f"Bearer {number}"}
