@@ -250,7 +250,7 @@ class App:
             fleet=fleet,
             queues=queues,
             failover=policy.failover,
-            admit=lambda arrival: arrivals.admit(arrival),
+            admit=lambda arrival: arrivals.admit_again(arrival),
             clock=self.clock,
             observer=observer,
             metrics=metrics,

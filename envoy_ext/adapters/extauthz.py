@@ -129,6 +129,6 @@ def _set(name: str, value: str) -> HeaderValueOption:
 
 async def check(authz: Authz, message: Any, mint_request_id: Callable[[], str]) -> Any:
     """Answer one Check call."""
-    request = read_check_request(message, mint_request_id, authz.trusted_header)
+    request = read_check_request(message, mint_request_id, authz.heads.trusted_header)
     verdict = await authz.check(request)
-    return build_check_response(verdict, request.head.forged, authz.list_unsent())
+    return build_check_response(verdict, request.head.forged, authz.heads.list_credentials())

@@ -27,7 +27,7 @@ class CallerSession:
         head = read_head(
             message.request_headers.headers,
             mint_request_id=self._mint_request_id,
-            trusted_header=self._arrivals.trusted_header,
+            trusted_header=self._arrivals.heads.trusted_header,
             peer=codec.read_request_attribute(message, codec.PEER),
         )
         error = self._arrivals.find_early_refusal(head)

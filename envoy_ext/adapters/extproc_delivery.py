@@ -22,7 +22,7 @@ from envoy_ext.domain.outcomes import RungName
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.arrivals import Arrivals, ShownOperation
 from envoy_ext.services.deliveries import Delivery
-from envoy_ext.services.heads import is_models_list, read_operation_path
+from envoy_ext.services.heads import read_operation_path
 from envoy_ext.services.job_questions import JobQuestion, read_job_question
 from envoy_ext.services.jobs import Jobs, draw_look_again
 
@@ -80,16 +80,16 @@ class DeliverySession:
             self._delivery.receive(DeliveryClosed())
 
     def _receive_request_headers(self, message: Any) -> None:
-        request = message.request_headers
+        request, heads = message.request_headers, self._arrivals.heads
         head = read_head(
             request.headers,
             mint_request_id=self._mint_request_id,
-            trusted_header=self._arrivals.trusted_header,
+            trusted_header=heads.trusted_header,
             peer=codec.read_request_attribute(message, codec.PEER),
         )
         self._request_id = head.request_id
-        self._unsent = self._arrivals.list_unsent(head)
-        sender = self._arrivals.decide_sender(head)
+        self._unsent = [*head.forged, *heads.list_credentials()]
+        sender = heads.decide_sender(head)
         if isinstance(sender, ClientError):
             self._arrivals.refuse(self, sender)
             return
@@ -104,11 +104,11 @@ class DeliverySession:
             partial(self._answer_of_job, *question, sender.id), self._answer_no_journal
         ):
             return
-        models = self._arrivals.list_models(sender) if is_models_list(head.method, head.path) else None
+        models = heads.list_models(head, sender)
         if models is not None:
             self._answer_json(build_models_json(models), "envoy_ext_models")
             return
-        arrival = self._arrivals.decide_head(head, sender)
+        arrival = heads.decide_head(head, sender)
         if isinstance(arrival, ClientError):
             self._arrivals.refuse(self, arrival)
         elif request.end_of_stream:

@@ -82,6 +82,7 @@ class CallerBook:
         """`blind` is random, and known to nobody outside this process."""
         self._blind = blind
         self._by_name = {one.name: one for one in entries}
+        self._by_id = {KnownCaller(one.name).id: one for one in entries}
         self._by_mark = {self._mark(digest): (digest, one) for one in entries for digest in one.digests}
 
     @property
@@ -92,6 +93,10 @@ class CallerBook:
     def find_name(self, name: str) -> CallerEntry | None:
         """The caller of this name."""
         return self._by_name.get(name)
+
+    def find_id(self, caller_id: str) -> CallerEntry | None:
+        """The caller that the journal knows by this."""
+        return self._by_id.get(caller_id)
 
     def find_key(self, key: str) -> CallerEntry | None:
         """The caller of this key."""
@@ -157,6 +162,7 @@ _NO_KEY: Final = "An API key is missing: send it as Authorization: Bearer, as x-
 _NO_NAME: Final = "Requests are taken here from the proxy that names their caller, and from nobody else."
 _UNKNOWN_NAME: Final = "The caller that the proxy in front has named is not known here."
 _UNKNOWN_KEY: Final = "The API key is not known here."
+_GONE: Final = "The caller that sent this is let in no more."
 _EXPIRED: Final = "The right of this caller has expired."
 _NO_BEARER: Final = "Authorization: must be Bearer and an API key."
 _SEVERAL: Final = "More than one API key was sent, and they differ: send one."
@@ -174,6 +180,13 @@ def decide_caller(shown: Credentials, rules: CallerRules, wall: float) -> KnownC
     if isinstance(keys, UnknownCaller):
         return keys
     return _let_in(rules.book.find_key(keys), _UNKNOWN_KEY, wall)
+
+
+def decide_again(caller_id: str, rules: CallerRules, wall: float) -> KnownCaller | UnknownCaller:
+    """Whether a caller that was let in, and is known by its id, still would be. Without a file all are."""
+    if rules.book is None:
+        return KnownCaller(caller_id)
+    return _let_in(rules.book.find_id(caller_id), _GONE, wall)
 
 
 def _let_in(entry: CallerEntry | None, unknown: str, wall: float) -> KnownCaller | UnknownCaller:

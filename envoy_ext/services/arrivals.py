@@ -9,6 +9,7 @@ from typing import Final, assert_never
 from envoy_ext.domain import step
 from envoy_ext.domain.api import ReadRequest
 from envoy_ext.domain.boundaries import FORBIDDEN
+from envoy_ext.domain.callers import DENIED, UnknownCaller, decide_again
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, PoolName
@@ -25,14 +26,7 @@ from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchange_replicas import hash_prompt
 from envoy_ext.services.exchanges import Exchanges, Opening
 from envoy_ext.services.fleet import Fleet
-from envoy_ext.services.heads import (
-    RequestHead,
-    Sender,
-    decide_head,
-    decide_sender,
-    list_credentials,
-    read_operation_path,
-)
+from envoy_ext.services.heads import Heads, RequestHead, read_operation_path
 from envoy_ext.services.job_questions import read_job_question
 from envoy_ext.services.jobs import Jobs
 from envoy_ext.services.joiners import Joiners, JoinPolicy
@@ -85,6 +79,8 @@ class Arrivals:
         self._observer = observer
         self._fleet = fleet
         self._rules = rules
+        self.heads: Final = Heads(rules, clock)
+        """What is decided before there is a body."""
         self._failover = failover
         self._mint_operation_id = mint_operation_id
         self._background = background
@@ -155,46 +151,29 @@ class Arrivals:
         """What the configuration says of a request: whose it is, and whether it may go there."""
         return decide_admission(arrival, self._rules, self._hash_prompt)
 
-    # --- by the headers alone -------------------------------------------------------------------
-
-    @property
-    def trusted_header(self) -> str | None:
-        """The header that may name a request's caller."""
-        return None if self._rules.read_callers is None else self._rules.read_callers().trusted_header
-
-    def list_unsent(self, head: RequestHead) -> list[str]:
-        """Headers that no replica is sent: what is forged, and what callers are known by here."""
-        return [*head.forged, *list_credentials(self._rules)]
-
-    def decide_sender(self, head: RequestHead) -> Sender | ClientError:
-        """Who asks, or that this may not be anybody."""
-        callers = self._rules.read_callers
-        return decide_sender(head, None if callers is None else callers(), self._clock.wall())
-
-    def decide_head(self, head: RequestHead, sender: Sender) -> Arrival | ClientError:
-        """The request without its body, or why that is not waited for."""
-        return decide_head(head, sender, self._rules.pass_through, self._rules.max_request_bytes)
+    def admit_again(self, arrival: Arrival) -> Admitted | Forbidden | ClientError:
+        """The same of a request that was let in once, and is to run: with what its caller may do by now."""
+        if self._rules.read_callers is not None:
+            caller = decide_again(arrival.caller, self._rules.read_callers(), self._clock.wall())
+            if isinstance(caller, UnknownCaller):
+                return ClientError(DENIED, arrival.request_id, message=caller.message)
+            arrival = replace(arrival, rights=caller.rights)
+        return self.admit(arrival)
 
     def find_early_refusal(self, head: RequestHead) -> ClientError | None:
         """Why a request is refused before its body is taken in; None where the headers say nothing against
         it, or it has an answer of its own."""
-        sender = self.decide_sender(head)
+        sender = self.heads.decide_sender(head)
         if isinstance(sender, ClientError):
             return sender
         if read_operation_path(head.method, head.path) is not None:
             return None
         if self._jobs is not None and read_job_question(head.method, head.path) is not None:
             return None
-        arrival = self.decide_head(head, sender)
+        arrival = self.heads.decide_head(head, sender)
         if isinstance(arrival, ClientError):
             return arrival
         return self._exchanges.find_closure(arrival.request_id, arrival)
-
-    def list_models(self, sender: Sender) -> tuple[str, ...] | None:
-        """What `GET /v1/models` names; None where the engine of the one pool is to be asked."""
-        return self._rules.directory.list_models(sender.rights)
-
-    # --- answers of another kind ----------------------------------------------------------------
 
     def refuse(self, sink: DeliverySink, error: ClientError, pool: PoolName | None = None) -> None:
         """Answer a request that becomes no exchange."""

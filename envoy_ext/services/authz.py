@@ -8,7 +8,7 @@ in the line; what would wait is let on. Nor is anything run or recorded.
 import contextlib
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import assert_never
+from typing import Final, assert_never
 
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.boundaries import DEFAULT, FORBIDDEN
@@ -34,14 +34,7 @@ from envoy_ext.services.admission import (
     decide_allowed,
 )
 from envoy_ext.services.exchanges import Exchanges
-from envoy_ext.services.heads import (
-    RequestHead,
-    Sender,
-    decide_head,
-    decide_sender,
-    is_models_list,
-    list_credentials,
-)
+from envoy_ext.services.heads import Heads, RequestHead, Sender
 from envoy_ext.services.live_exchange import add_retry_after
 from envoy_ext.services.queues import Queues, draw_retry_after
 from envoy_ext.services.repeat_rules import (
@@ -121,18 +114,11 @@ class Authz:
         self._exchanges = exchanges
         self._journal = journal
         self._rules = rules
+        self.heads: Final = Heads(rules, clock)
+        """What is decided before there is a body."""
         self._queues = queues
         self._clock = clock
         self._observer = observer
-
-    @property
-    def trusted_header(self) -> str | None:
-        """The header that may name a request's caller."""
-        return None if self._rules.read_callers is None else self._rules.read_callers().trusted_header
-
-    def list_unsent(self) -> tuple[str, ...]:
-        """Headers that callers are known by, and that nobody behind is sent."""
-        return list_credentials(self._rules)
 
     async def check(self, request: CheckRequest) -> Verdict:
         """What becomes of a request."""
@@ -153,15 +139,14 @@ class Authz:
 
     async def _decide(self, request: CheckRequest) -> tuple[Verdict, PoolName | None]:
         """The verdict, and the pool that it is about."""
-        head, callers = request.head, self._rules.read_callers
-        sender = decide_sender(head, None if callers is None else callers(), self._clock.wall())
+        head = request.head
+        sender = self.heads.decide_sender(head)
         if isinstance(sender, ClientError):
             return sender, None
-        if is_models_list(head.method, head.path):
-            models = self._rules.directory.list_models(sender.rights)
-            if models is not None:
-                return GivenModels(models, head.request_id), None
-        arrival = decide_head(head, sender, self._rules.pass_through, self._rules.max_request_bytes)
+        models = self.heads.list_models(head, sender)
+        if models is not None:
+            return GivenModels(models, head.request_id), None
+        arrival = self.heads.decide_head(head, sender)
         if isinstance(arrival, ClientError):
             return arrival, None
         closed = self._exchanges.find_closure(arrival.request_id, arrival)

@@ -20,6 +20,7 @@ from envoy_ext.domain.callers import (
     decide_caller,
 )
 from envoy_ext.domain.client_errors import ClientError
+from envoy_ext.ports import Clock
 from envoy_ext.services.admission import AdmissionRules, Arrival
 
 
@@ -112,17 +113,44 @@ def decide_head(
     )
 
 
+class Heads:
+    """Both, by a configuration's rules and by who is let in at this moment."""
+
+    def __init__(self, rules: AdmissionRules, clock: Clock) -> None:
+        self._rules = rules
+        self._clock = clock
+
+    @property
+    def trusted_header(self) -> str | None:
+        """The header that may name a request's caller."""
+        return None if self._rules.read_callers is None else self._rules.read_callers().trusted_header
+
+    def list_credentials(self) -> tuple[str, ...]:
+        """The headers that callers are known by here, and that are nobody else's business: no replica's."""
+        if self._rules.read_callers is None:
+            return ()
+        callers = self._rules.read_callers()
+        named = () if callers.trusted_header is None else (callers.trusted_header,)
+        return (*named, *(CREDENTIALS if callers.checks_keys else ()))
+
+    def decide_sender(self, head: RequestHead) -> Sender | ClientError:
+        """Who asks, or that this may not be anybody."""
+        callers = self._rules.read_callers
+        return decide_sender(head, None if callers is None else callers(), self._clock.wall())
+
+    def decide_head(self, head: RequestHead, sender: Sender) -> Arrival | ClientError:
+        """The request without its body, or why that is not waited for."""
+        return decide_head(head, sender, self._rules.pass_through, self._rules.max_request_bytes)
+
+    def list_models(self, head: RequestHead, sender: Sender) -> tuple[str, ...] | None:
+        """What is answered to one who asks for the models; None where that is not asked, or the engine of the
+        one pool is to answer."""
+        asks = is_models_list(head.method, head.path)
+        return self._rules.directory.list_models(sender.rights) if asks else None
+
+
 CREDENTIALS: Final = ("authorization", "x-api-key", "api-key")
 """Where a credential may stand, apart from the trusted header."""
-
-
-def list_credentials(rules: AdmissionRules) -> tuple[str, ...]:
-    """The headers that callers are known by here, and that are nobody else's business: no replica's."""
-    if rules.read_callers is None:
-        return ()
-    callers = rules.read_callers()
-    named = () if callers.trusted_header is None else (callers.trusted_header,)
-    return (*named, *(CREDENTIALS if callers.checks_keys else ()))
 
 
 def read_operation_path(method: str, path: str) -> str | None:

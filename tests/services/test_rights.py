@@ -7,7 +7,7 @@ import pytest
 
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.boundaries import Boundaries, DataClass
-from envoy_ext.domain.callers import Credentials, Rights
+from envoy_ext.domain.callers import CallerRules, Credentials, KnownCaller, Rights
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.ids import PoolName
 from envoy_ext.services.admission import (
@@ -20,6 +20,8 @@ from envoy_ext.services.admission import (
 )
 from envoy_ext.services.heads import Sender, decide_head, decide_sender
 from tests.support.callers import build_caller_rules, build_entry, build_head, make_key
+from tests.support.clock import ManualClock
+from tests.support.sidecar import Sidecar
 
 CHAT, CODE = PoolName("chat"), PoolName("code")
 SEVERAL = PoolDirectory({"a": CHAT, "b": CHAT, "c": CODE}, (CHAT, CODE))
@@ -143,3 +145,29 @@ def test_a_body_that_says_it_is_too_long_is_not_waited_for() -> None:
     assert within.family is ApiFamily.CHAT
     assert isinstance(beyond, ClientError)
     assert beyond.code == "request_too_large"
+
+
+async def test_what_runs_later_is_held_against_what_its_caller_may_do_by_then() -> None:
+    clock = ManualClock()
+    limited = Rights(frozenset({"branch"}), frozenset())
+    rules = build_caller_rules(
+        build_entry("alice"),
+        build_entry("bob", rights=limited),
+        build_entry("late", expires_at=clock.wall() + 1),
+        build_entry("gone", disabled=True),
+    )
+    sidecar = Sidecar(callers=rules, clock=clock)
+
+    def admit_again(caller: str) -> str:
+        admitted = sidecar.arrivals.admit_again(sidecar.build_arrival(caller=KnownCaller(caller).id))
+        return admitted.code if isinstance(admitted, ClientError) else type(admitted).__name__
+
+    assert [admit_again(name) for name in ("alice", "late")] == ["Admitted", "Admitted"]
+    assert admit_again("bob") == "invalid_request"
+    clock.advance(1.0)
+    for name in ("late", "gone", "nobody"):
+        assert admit_again(name) == "permission_denied"
+    anybody = Sidecar(clock=clock)
+    assert isinstance(anybody.arrivals.admit_again(anybody.build_arrival(caller="x")), Admitted)
+    by_name = Sidecar(clock=clock, callers=CallerRules(trusted_header="x-caller"))
+    assert isinstance(by_name.arrivals.admit_again(by_name.build_arrival(caller="x")), Admitted)
