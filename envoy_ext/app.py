@@ -230,7 +230,7 @@ class App:
             keeper=ownership.keeper,
             queues=queues,
             unrecorded=Unrecorded(queue_policy.classes, lambda: journal.down),
-            fences=Fences(fleet.places, ConnectProbe(), self.clock),
+            fences=Fences(fleet.places, ConnectProbe(), self.clock, fleet.note_refusal),
             connections=self._socket_diag,
             trace=self._trace,
             keeping=build_keeping(config.idempotency),

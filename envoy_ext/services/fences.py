@@ -20,6 +20,7 @@ from envoy_ext.domain.events import (
     AttemptUnconfirmed,
     LogCause,
 )
+from envoy_ext.domain.ids import PoolName
 from envoy_ext.domain.lease import FenceProof
 from envoy_ext.domain.notes import FenceAwaited
 from envoy_ext.domain.places import Places, RanAt
@@ -33,10 +34,19 @@ LOOK_EVERY_S: Final = 0.5
 class Fences:
     """Runs on the event loop of the exchanges."""
 
-    def __init__(self, places: Places, probe: ReachProbe, clock: Clock) -> None:
+    def __init__(
+        self,
+        places: Places,
+        probe: ReachProbe,
+        clock: Clock,
+        on_dead: Callable[[PoolName, str], None],
+    ) -> None:
+        """`on_dead` is told the pool and the address of a process that is gone, before its attempts are over:
+        what they held there is no room for others."""
         self._places = places
         self._probe = probe
         self._clock = clock
+        self._on_dead = on_dead
 
     async def tell_loss(
         self,
@@ -72,6 +82,7 @@ class Fences:
         ran = live.exchange.find_place(lost.attempt_id)
         dead = ran is not None and self._is_proof(reach, replace(ran, address=lost.address))
         if dead:
+            self._on_dead(live.exchange.identity.pool, lost.address)
             live.receive(AttemptFenced(lost.attempt_id, FenceProof.DEATH))
         return dead
 

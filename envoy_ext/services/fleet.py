@@ -29,6 +29,7 @@ from envoy_ext.domain.fleet_events import (
     Removed,
     ReplicaChanged,
     Scraped,
+    ScrapeFailed,
     StandingChanged,
     Undrained,
 )
@@ -46,6 +47,7 @@ from envoy_ext.domain.readiness import ReplicaGate
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.replica_life import ReplicaState
 from envoy_ext.domain.replica_status import ReplicaStatus
+from envoy_ext.domain.sample import ScrapeFailure
 from envoy_ext.ports import Clock
 from envoy_ext.services.experience import Experience
 from envoy_ext.services.fleet_members import FleetMembers
@@ -222,6 +224,14 @@ class Fleet:
         self._tell(gate.receive(event, now))
         if isinstance(event, Scraped):
             self.streams.note_page(replica, event)
+
+    def note_refusal(self, pool: PoolName, address: str) -> None:
+        """Nothing listens where requests go, by a look between those of the watcher. In a pool that nobody
+        looks at it changes nothing: nobody would hear of its return."""
+        replica = self._members.find_at(pool, address)
+        if replica is not None and self._pools[pool].watched:
+            refused = ScrapeFailure(self._clock.now(), "refused", f"nothing listens at {address}")
+            self.receive(replica, ScrapeFailed(refused))
 
     def is_control_call_due(self, replica: ReplicaId) -> bool:
         """Whether to ask the model for a token; nobody asks one that is not known (any more)."""

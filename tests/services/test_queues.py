@@ -26,8 +26,10 @@ from envoy_ext.domain.ids import AttemptId, OperationId, ReplicaId
 from envoy_ext.domain.ladder import Ladder, ShortenGeneration
 from envoy_ext.domain.notes import AttemptFinished, RequestRefused, SlotGiven
 from envoy_ext.domain.outcomes import AttemptOutcome, Ending, OperationState, Phase
+from envoy_ext.domain.readiness_reasons import ReadinessReason
 from envoy_ext.domain.records import OperationBegun
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
+from envoy_ext.ports import Reach
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.live_exchange import LiveExchange
 from tests.support.clock import ManualClock
@@ -45,6 +47,13 @@ def build_sidecar(*, length: int = 256, max_wait_s: float = 30.0, **options: obj
         queue_policy=QueuePolicy(length, classes),
         **options,  # type: ignore[arg-type]
     )
+
+
+class Refusing:
+    """`ports.ReachProbe`: nothing listens anywhere."""
+
+    async def look(self, address: str) -> Reach:
+        return Reach.REFUSED
 
 
 class Client:
@@ -501,3 +510,30 @@ async def test_one_that_was_shortened_for_its_deadline_is_not_measured_by_the_wh
     hurried.leave()
     clock.advance(5.0)
     await settle(sidecar)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_what_a_dead_replica_had_to_do_leaves_no_room_there(watched: bool) -> None:
+    """Whoever waits would be sent to it, find nobody, and fall upon the others beyond their slots. Where
+    nobody looks, nobody would hear of its return: there a refusal takes nothing away."""
+    sidecar = Sidecar(replicas=("a", "b"), concurrency=1, probe=Refusing(), watched=watched)
+    clients = [Client(sidecar, request_id=f"req-{number}") for number in range(3)]
+    await let_tasks_run()
+    for client in clients[:2]:
+        await client.start()
+    (lost,) = [one for one in clients[:2] if one.hop.replies[-1].target.replica == "a"]  # type: ignore[union-attr]
+    assert lost.live is not None
+    assert lost.attempt_id is not None
+    gone = AttemptLogged(
+        lost.attempt_id, LogCause.UPSTREAM_RESET, ReplicaId("a"), 0, "reset", "10.0.0.1:8000"
+    )
+    sidecar.exchanges.tell_loss(lost.live, gone)
+    await wait_until(lambda: any(isinstance(one, AttemptFinished) for one in sidecar.watcher.notes))
+    await let_tasks_run()
+    assert clients[2].told == (["HoldRequest"] if watched else ["HoldRequest", "ForwardRequest"])
+    if watched:
+        assert [one.status.reasons for one in sidecar.fleet.view.pools[0].replicas if one.id == "a"] == [
+            (ReadinessReason.REFUSED,)
+        ]
+    for client in clients:
+        client.leave()

@@ -17,6 +17,7 @@ from envoy_ext.domain.callers import ALL_RIGHTS, CallerRules, Rights
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody, ResponseStarted
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.fingerprint import Fingerprint
+from envoy_ext.domain.fleet_events import ControlCallPassed
 from envoy_ext.domain.fleet_view import ViewPolicy
 from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.notes import Note
@@ -85,6 +86,8 @@ class Sidecar:
     watcher: Watcher = field(default_factory=Watcher)
     replicas: tuple[str, ...] = ("a", "b")
     probe: ReachProbe | None = None
+    watched: bool = False
+    """Whether replicas have to give a token before they get work, which they have when a test begins."""
     clock: Clock = field(default_factory=SystemClock)
     name: str = ""
     """Part of its ids, where several share a journal."""
@@ -114,7 +117,7 @@ class Sidecar:
         names = (POOL, *others)
         fleet = Fleet(
             [
-                FleetPool(one, Fingerprint(one), ReadinessPolicy(), False, False, ViewPolicy())
+                FleetPool(one, Fingerprint(one), ReadinessPolicy(), self.watched, False, ViewPolicy())
                 for one in names
             ],
             clock,
@@ -124,6 +127,8 @@ class Sidecar:
         list_members(fleet, POOL, self.replicas)
         for one in others:
             list_members(fleet, one, (f"{one}-a",))
+        for replica in self.replicas if self.watched else ():
+            fleet.receive(ReplicaId(replica), ControlCallPassed(1))
         self.fleet = fleet
         background = Background(self.watcher)
         self.keeper = SeatKeeper(self.journal, clock, self.policy.lease, f"gw{self.name}")
@@ -150,7 +155,9 @@ class Sidecar:
             keeper=self.keeper,
             queues=self.queues,
             unrecorded=self.unrecorded,
-            fences=None if self.probe is None else Fences(fleet.places, self.probe, clock),
+            fences=None
+            if self.probe is None
+            else Fences(fleet.places, self.probe, clock, fleet.note_refusal),
             connections=self.connections,
             ledger=self.ledger,
             trace=self.trace,
