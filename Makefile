@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload llama-cpp test-vllm bench protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench protos render clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ survival: setup
 SECONDS ?= 60
 overload: setup
 	$(BIN)/python bench/overload.py --seconds $(SECONDS)
+
+# A replica lost under 70 % load, by a kill, by a cut (root), and behind plain Envoy; 6 min, not part of `test`.
+loss-under-load: setup
+	$(BIN)/python bench/loss_under_load.py
 
 # A real llama.cpp server and model behind Envoy (132 MB, installed by the script); `storm` runs it too.
 llama-cpp: setup

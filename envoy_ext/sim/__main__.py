@@ -19,6 +19,12 @@ def read_options(argv: Sequence[str] | None = None) -> SimOptions:
     parser.add_argument("--prefill-s", type=float, default=defaults.prefill_s)
     parser.add_argument("--prefill-s-per-1k-tokens", type=float, default=defaults.prefill_s_per_1k_tokens)
     parser.add_argument("--token-s", type=float, default=defaults.token_s)
+    parser.add_argument(
+        "--token-s-a-neighbour",
+        type=float,
+        default=defaults.token_s_a_neighbour,
+        help="how much longer a token takes for each other request that runs",
+    )
     parser.add_argument("--tokens", type=int, default=defaults.tokens, help="length of an answer")
     parser.add_argument("--max-running", type=int, default=defaults.max_running)
     parser.add_argument("--kv-capacity-tokens", type=int, default=defaults.kv_capacity_tokens)

@@ -175,7 +175,13 @@ class Answering:
     def _compute_pace(self, call: Call, plan: Plan) -> Pace:
         options = self.options
         prefill_s = options.prefill_s + options.prefill_s_per_1k_tokens * call.prompt_tokens / 1000
-        return Pace(prefill_s, options.token_s * plan.slow, call.prompt_tokens, options.notice_s)
+        return Pace(
+            prefill_s,
+            options.token_s * plan.slow,
+            call.prompt_tokens,
+            options.notice_s,
+            options.token_s_a_neighbour * plan.slow,
+        )
 
     def _end(self, record: RequestRecord, plan: Plan, answer: Answer) -> None:
         self._close(record, plan.broken or "done")

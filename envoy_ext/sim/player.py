@@ -40,6 +40,11 @@ class Pace:
     token_s: float
     prompt_tokens: int
     notice_s: float = 0.0
+    token_s_a_neighbour: float = 0.0
+
+    def compute_token_s(self, running: int) -> float:
+        """How long a token takes while so many requests are computed."""
+        return self.token_s + self.token_s_a_neighbour * max(0, running - 1)
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ class Player:
             case Pause(seconds):
                 await sleep(seconds)
             case Token(first):
-                await sleep(0 if first else self.pace.token_s)
+                await sleep(0 if first else self.pace.compute_token_s(self.state.running))
                 if first:
                     self.metrics.first_token_s.observe(loop.time() - self.arrived_s)
                 self._count_token()

@@ -229,3 +229,21 @@ async def test_slow_stretches_the_time_of_tokens(
     reply = await ask(await start_engine(tokens=3, prefill_s=5.0, token_s=2.0), fault="slow=10")
     assert reply.complete
     assert naps == [5.0, 0, 20.0, 20.0]
+
+
+async def test_a_token_takes_longer_for_each_other_request_that_runs(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+
+    async def nap(seconds: float) -> None:
+        naps.append(seconds)
+
+    engine = await start_engine(tokens=2, token_s=2.0, token_s_a_neighbour=0.5)
+    monkeypatch.setattr(player, "sleep", nap)
+    await ask(engine)
+    assert naps == [0.0, 0, 2.0]
+    async with engine.state.slot(1), engine.state.slot(1), engine.state.slot(1):
+        naps.clear()
+        await ask(engine)
+    assert naps == [0.0, 0, 3.5]

@@ -83,12 +83,31 @@ async def test_a_kill_before_headers_sends_nothing() -> None:
 def test_the_command_line_sets_every_option() -> None:
     line = (
         "--port 1 --host ::1 --name b --model m --prefill-s 2 --prefill-s-per-1k-tokens 3 --token-s 4 "
-        "--tokens 5 --max-running 6 --kv-capacity-tokens 7 --first-generation 8 --notice-s 9 "
+        "--token-s-a-neighbour 0.5 --tokens 5 --max-running 6 --kv-capacity-tokens 7 --first-generation 8 "
+        "--notice-s 9 "
         "--root org/m --cache-dtype fp8 --adapter sql --adapter de --seed s --revision r --event-log f"
     )
     options = read_options(line.split())
     assert options == SimOptions(
-        1, "::1", "b", ("m",), 2.0, 3.0, 4.0, 5, 6, 7, 8, 9.0, "org/m", "fp8", ("sql", "de"), "s", "r", "f"
+        1,
+        "::1",
+        "b",
+        ("m",),
+        2.0,
+        3.0,
+        4.0,
+        0.5,
+        5,
+        6,
+        7,
+        8,
+        9.0,
+        "org/m",
+        "fp8",
+        ("sql", "de"),
+        "s",
+        "r",
+        "f",
     )
     assert read_options([]) == SimOptions()
 
