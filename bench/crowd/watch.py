@@ -94,6 +94,8 @@ async def read_counts(gateway: GatewayProcess) -> dict[str, float]:
     ):
         for labels, value in (await gateway.fetch_metrics(metric)).items():
             counts[f"{metric} {labels}".strip()] = value
+    faults = await gateway.fetch_envoy_stats("logs_dropped|spurious_msgs_received|message_timeouts")
+    counts |= {f"Envoy counts {name}": value for name, value in faults.items()}
     stats = await gateway.fetch_envoy_stats("active")
     counts |= {f"{ENVOY}{name}": value for name, value in stats.items() if _is_request_gauge(name)}
     return counts

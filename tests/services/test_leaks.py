@@ -5,11 +5,14 @@ Ends of every kind run beside each other and wait for the same slots; engines sh
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import pytest
 
 from envoy_ext.domain import step
+from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.events import (
     AttemptAnswered,
     AttemptBody,
@@ -21,8 +24,9 @@ from envoy_ext.domain.events import (
     ResponseStarted,
 )
 from envoy_ext.domain.ids import AttemptId, FencingToken, ReplicaId
-from envoy_ext.domain.notes import ExchangeEnded, SlotGiven
+from envoy_ext.domain.notes import ExchangeEnded, RequestRefused, SlotGiven
 from envoy_ext.domain.slots import SlotCount
+from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.services.leases import Leases
 from tests.support.members import show_idle
 from tests.support.outages import count_phases
@@ -32,7 +36,13 @@ EACH = 1_000
 AT_ONCE = 50
 SLOTS_EACH = 10
 """Of two replicas: fewer than run at once, so some wait in line."""
+LINE: Final = 20
+"""With the slots fewer than come at once, so some are refused, and come again."""
 ADDRESSES = {"a": "10.0.0.1:8000", "b": "10.0.0.2:8000"}
+
+
+class Refused(Exception):
+    """There was no place in the line, or not for long."""
 
 
 class Awaited(Sent):
@@ -54,7 +64,9 @@ class Request:
         self.sidecar = sidecar
         self.sent = Awaited()
         key = f"key-{number}" if number % 2 else None
-        arrival = sidecar.build_arrival(request_id=f"req-{number}", key=key)
+        # One that has less in a full line than another sends that one's last away.
+        caller = "few" if number % 5 == 0 else "many"
+        arrival = sidecar.build_arrival(request_id=f"req-{number}", key=key, caller=caller)
         self.delivery = sidecar.arrivals.arrive(arrival, self.sent)
         self.exchange_id = ""
         self.replica = ""
@@ -65,8 +77,15 @@ class Request:
             found = next((reply for reply in sent.replies if isinstance(reply, kind)), None)
             if found is not None:
                 return found
+            if not self.exchange_id and self.is_refused:
+                raise Refused
             sent.more.clear()
             await sent.more.wait()
+
+    @property
+    def is_refused(self) -> bool:
+        """The gateway has answered by itself."""
+        return any(isinstance(reply, step.RespondLocally) for reply in self.sent.replies)
 
     async def start(self) -> AttemptId:
         """An attempt asks at the gate, and is let go."""
@@ -210,13 +229,20 @@ async def show_pages(sidecar: Sidecar) -> None:
 
 async def play(sidecar: Sidecar, numbers: list[int]) -> None:
     for number in numbers:
-        await WAYS[number % len(WAYS)](Request(sidecar, number))
+        while True:
+            one = Request(sidecar, number)
+            try:
+                await WAYS[number % len(WAYS)](one)
+                break
+            except Refused:
+                one.delivery.receive(DeliveryClosed())
+                await asyncio.sleep(0.001)
 
 
 # Some 15 s of computing: on a machine with much else to do, minutes.
 @pytest.mark.timeout(600)
 async def test_nothing_is_left_when_all_is_over() -> None:
-    sidecar = Sidecar(concurrency=SLOTS_EACH)
+    sidecar = Sidecar(concurrency=SLOTS_EACH, queue_policy=QueuePolicy(LINE, TrafficClasses([])))
     numbers = list(range(EACH * len(WAYS)))
     random.Random(1).shuffle(numbers)
     pages = asyncio.create_task(show_pages(sidecar))
@@ -231,6 +257,12 @@ async def test_nothing_is_left_when_all_is_over() -> None:
 
     assert sidecar.watcher.bugs == []
     assert any(isinstance(note, SlotGiven) and note.waited_s > 0 for note in sidecar.watcher.notes)
+    refused = Counter(note.code for note in sidecar.watcher.notes if isinstance(note, RequestRefused))
+    sent_away = sum(
+        isinstance(note, ExchangeEnded) and note.code == "queue_full" for note in sidecar.watcher.notes
+    )
+    assert refused["queue_full"] >= EACH
+    assert sent_away >= EACH // 10
     ended = sum(isinstance(note, ExchangeEnded) for note in sidecar.watcher.notes)
     assert ended >= EACH * (len(WAYS) - 1)
     assert not any(count_phases(sidecar.watcher.notes).values())
