@@ -38,6 +38,7 @@ SECTIONS: dict[str, Any] = {
         "max_wait": "300ms",
         "classes": {
             "later": LATER,
+            "patient": {"max_wait": "20s"},
             "payment": {"side_effects": True},
         },
     },
@@ -171,7 +172,7 @@ async def test_a_job_that_runs_is_cancelled_at_its_engine_which_is_free_again(ga
 
 async def test_a_job_that_is_not_finished_in_its_time_has_expired(gateway: Gateway) -> None:
     gateway.engines["a"].faults.arm("hang", 1)
-    runs = await submit(gateway, headers={"x-request-deadline": "0.5"})
+    runs = await submit(gateway, headers={"x-request-deadline": "1.5"})
     await wait_request(gateway, runs.request_id)
     waits = await submit(gateway, headers={"x-request-deadline": "0.1"})
     for one in (runs, waits):
@@ -227,18 +228,24 @@ async def ask_later(gateway: Gateway, **options: Any) -> Reply:
     return await ask(gateway, CHAT, headers=headers, stream=options.pop("stream", False), **options)
 
 
+async def wait_depth(gateway: Gateway, depth: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while gateway.read_metric("envoy_ext_queue_depth", pool="chat") != depth:
+            await asyncio.sleep(0.005)
+
+
 async def test_the_ladder_makes_a_job_of_what_would_be_refused(gateway: Gateway) -> None:
-    """One waits in vain and becomes a job; while it waits the line is full, and the next is one at once."""
+    """At once where the line is full, and behind a wait in vain where it is not."""
     key = {"idempotency-key": mint_request_id()}
     async with busy(gateway):
-        waits = asyncio.create_task(ask_later(gateway, headers=key))
-        async with asyncio.timeout(WAIT_S):
-            while gateway.read_metric("envoy_ext_queue_depth", pool="chat") != 1:
-                await asyncio.sleep(0.005)
+        waits = asyncio.create_task(ask(gateway, headers={"x-request-class": "patient"}))
+        await wait_depth(gateway, 1)
         full = await ask_later(gateway)
         stream = await ask_later(gateway, stream=True)
         assert (stream.status, stream.json["error"]["code"]) == (429, "queue_full")
-        waited = await waits
+        waits.cancel()
+        await wait_depth(gateway, 0)
+        waited = await ask_later(gateway, headers=key)
         for one in (full, waited):
             assert (one.status, one.headers["x-degraded"]) == (202, "job")
             assert "preference-applied" not in one.headers

@@ -1,0 +1,213 @@
+"""What the runner does with a job: claims it once, sends it once, and ends it by what the journal has."""
+
+import asyncio
+
+import pytest
+
+from envoy_ext.adapters.journal_memory import MemoryJournal
+from envoy_ext.domain import step
+from envoy_ext.domain.client_errors import ClientError
+from envoy_ext.domain.events import DeliveryClosed, LogCause
+from envoy_ext.domain.exchange_shared import ExchangePolicy
+from envoy_ext.domain.ids import PoolName
+from envoy_ext.domain.job import JobState
+from envoy_ext.domain.lease import LeasePolicy
+from envoy_ext.domain.notes import JobEnded, JobSubmitted
+from envoy_ext.domain.records import OperationEnded
+from envoy_ext.domain.retry import FailoverPolicy
+from envoy_ext.domain.step import GiveAnswer
+from envoy_ext.services import job_ends
+from tests.support.job_sidecar import JobSidecar
+from tests.support.journals import leave
+from tests.support.keyed import WHOLE, let_tasks_run
+from tests.support.outages import FailingJournal
+from tests.support.sidecar import Sent, Sidecar
+
+POLICY = ExchangePolicy(settle_s=0.05, failover=FailoverPolicy(fence_s=0.05), lease=LeasePolicy())
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_ends, "LOOK_AGAIN_S", 0.01)
+
+
+def build(journal: MemoryJournal | None = None, **options: object) -> JobSidecar:
+    options = {"policy": POLICY, "replicas": ("a",), "concurrency": 1, **options}
+    return JobSidecar(Sidecar(journal=journal or MemoryJournal(), **options))  # type: ignore[arg-type]
+
+
+async def result(gateway: JobSidecar) -> GiveAnswer | step.AcceptJob | ClientError:
+    return await gateway.jobs.read_result(await gateway.read(), "req-2")
+
+
+async def test_a_job_is_claimed_sent_and_ended_with_its_answer() -> None:
+    gateway = build()
+    await gateway.submit()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    assert b'"stream":false' in run.body
+    assert run.name == "op_j1.1"
+    assert (await gateway.read()).state is JobState.RUNNING
+    await run.be_answered()
+    await gateway.wait_idle()
+    told = await result(gateway)
+    assert isinstance(told, GiveAnswer)
+    assert (told.answer.body, told.answer.status, told.repeated) == (WHOLE, 200, False)
+    kinds = [
+        type(note) for note in gateway.sidecar.watcher.notes if isinstance(note, JobSubmitted | JobEnded)
+    ]
+    assert kinds == [JobSubmitted, JobEnded]
+    assert gateway.sidecar.queues.idle
+    assert gateway.sidecar.watcher.bugs == []
+
+
+async def test_no_job_is_run_where_somebody_waits_or_has_the_slot() -> None:
+    gateway = build()
+    holds = gateway.sidecar.arrivals.arrive(gateway.sidecar.build_arrival(), Sent())
+    await let_tasks_run()
+    await gateway.submit()
+    await gateway.look()
+    assert gateway.envoy.took == []
+    assert (await gateway.read()).state is JobState.QUEUED
+    assert gateway.counts.queued == {PoolName("chat"): 1}
+    gateway.sidecar.queues.leave(PoolName("chat"), holds.live.exchange.identity.operation_id)  # type: ignore[union-attr]
+    await gateway.look()
+    assert len(gateway.envoy.took) == 1
+    await gateway.submit("op_j2")
+    await gateway.look()
+    assert len(gateway.envoy.took) == 1  # the slot is the first one's
+    await gateway.runner.stop(0.0)
+
+
+async def test_an_end_that_the_store_does_not_take_waits_with_its_answer() -> None:
+    journal = FailingJournal(OperationEnded)
+    gateway = build(journal)
+    await gateway.submit()
+    await gateway.look()
+    await gateway.envoy.took[0].be_answered()
+    await asyncio.sleep(0.05)
+    assert (await gateway.read()).state is JobState.RUNNING
+    journal.mend()
+    await gateway.wait_idle()
+    told = await result(gateway)
+    assert isinstance(told, GiveAnswer)
+    assert told.answer.body == WHOLE
+    assert len(gateway.envoy.took) == 1
+
+
+async def test_what_a_gateway_had_answered_when_it_died_is_ended_by_another_without_a_run() -> None:
+    journal = MemoryJournal(exclusive=False)
+    dead = build(journal, name="dead")
+    await dead.submit()
+    await dead.look()
+
+    async def die() -> None:
+        raise asyncio.CancelledError
+
+    dead.runner._ends.settle = lambda job: die()  # type: ignore[assignment,method-assign,return-value]
+    await dead.envoy.took[0].be_answered()
+    await let_tasks_run()
+    assert (await dead.read()).state is JobState.RUNNING
+    other = build(journal, name="other")
+    await other.look()
+    assert (await other.read()).state is JobState.RUNNING  # its owner may be there
+    await leave(journal, dead.sidecar.keeper.seat)
+    await other.look()
+    await other.wait_idle()
+    assert (await other.read()).state is JobState.SUCCEEDED
+    assert other.envoy.took == []
+    assert isinstance(await result(other), GiveAnswer)
+
+
+async def test_a_run_that_never_began_costs_nothing_and_is_made_by_another() -> None:
+    journal = MemoryJournal(exclusive=False)
+    dead = build(journal, name="dead")
+    dead.envoy.there = False
+    job = await dead.submit()
+    await journal.claim_job(job.job_id, job.token, dead.sidecar.keeper.seat, job.job_id)
+    await leave(journal, dead.sidecar.keeper.seat)
+    other = build(journal, name="other")
+    await other.look()
+    await other.wait_idle()
+    await other.look()
+    (run,) = other.envoy.took
+    await run.be_answered()
+    await other.wait_idle()
+    assert (await other.read()).run_ids == ("op_j1",)
+    assert isinstance(await result(other), GiveAnswer)
+
+
+async def test_where_envoy_is_not_there_a_job_goes_back_and_its_pool_has_a_rest() -> None:
+    gateway = build()
+    gateway.envoy.there = False
+    await gateway.submit()
+    await gateway.look()
+    await gateway.wait_idle()
+    assert (await gateway.read()).state is JobState.QUEUED
+    gateway.envoy.there = True
+    await gateway.look()
+    assert gateway.envoy.took == []
+    assert gateway.sidecar.queues.idle
+
+
+async def test_a_gateway_that_stops_starts_nothing_and_gives_back_what_it_ends() -> None:
+    gateway = build()
+    await gateway.submit()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    gateway.sidecar.exchanges.start_draining()
+    await gateway.submit("op_j2")
+    await gateway.look()
+    assert len(gateway.envoy.took) == 1
+    gateway.sidecar.exchanges.end_all()
+    await let_tasks_run()
+    run.over_at_client.set()
+    run.delivery.receive(DeliveryClosed())
+    await gateway.wait_idle()
+    job = await gateway.read()
+    assert (job.state, len(job.run_ids)) == (JobState.QUEUED, 1)
+
+
+async def test_a_second_run_has_the_attempts_that_the_first_has_left() -> None:
+    """Two in all: the first was lost in mid-answer, so the second may not be replayed."""
+    gateway = build(replicas=("a", "b"), concurrency=None)
+    await gateway.submit()
+    await gateway.look()
+    (first,) = gateway.envoy.took
+    await first.start()
+    await first.begin_answer(WHOLE[:9])
+    await first.over(LogCause.UPSTREAM_RESET)
+    await gateway.wait_idle()
+    await gateway.look()
+    second = gateway.envoy.took[1]
+    await second.start()
+    assert second.live is not None
+    begun = await gateway.sidecar.journal.get(second.live.exchange.identity.operation_id)
+    assert begun is not None
+    assert (begun.max_attempts, begun.job_id, begun.ledger_id) == (1, "op_j1", "op_j1")
+    await second.begin_answer(WHOLE)
+    await second.end_answer()
+    await gateway.wait_idle()
+    assert (await gateway.read()).state is JobState.SUCCEEDED
+
+
+async def test_as_many_wait_as_may_and_the_next_is_told_when_to_come_back() -> None:
+    gateway = JobSidecar(Sidecar(policy=POLICY, replicas=("a",)), max_jobs=1)
+    await gateway.submit()
+    full = await gateway.try_submit("op_j2")
+    assert isinstance(full, ClientError)
+    assert (full.code, full.retry_after_s) == ("queue_full", 7)
+
+
+async def test_time_may_be_given_to_a_run_only_by_who_keeps_its_seat_also_behind_its_first_bytes() -> None:
+    """Another gateway lets it run again, whatever it has sent, and counts on that."""
+    gateway = build()
+    await gateway.submit()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    await run.start()
+    await run.begin_answer(WHOLE[:9])
+    assert run.live is not None
+    assert run.live.exchange.partly_delivered
+    assert run.live._recording._may_run_again
+    await gateway.runner.stop(0.0)
