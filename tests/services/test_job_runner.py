@@ -1,6 +1,7 @@
 """What the runner does with a job: claims it once, sends it once, and ends it by what the journal has."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -211,3 +212,37 @@ async def test_time_may_be_given_to_a_run_only_by_who_keeps_its_seat_also_behind
     assert run.live.exchange.partly_delivered
     assert run.live._recording._may_run_again
     await gateway.runner.stop(0.0)
+
+
+async def test_a_job_is_not_given_back_while_its_last_attempt_may_still_act() -> None:
+    lease = replace(POLICY, failover=replace(POLICY.failover, fence_s=600.0))
+    gateway = build(policy=lease, replicas=("a", "b"), concurrency=None)
+    await gateway.submit()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    await run.start()
+    await run.begin_answer(WHOLE[:9])
+    await run.over(LogCause.UPSTREAM_TIMEOUT)
+    operation = await gateway.sidecar.operation()
+    assert operation.ending is not None
+    await let_tasks_run()
+    await gateway.look()
+    assert (await gateway.read()).state is JobState.RUNNING
+    assert len(gateway.envoy.took) == 1
+    await gateway.runner.stop(0.0)
+
+
+async def test_a_cancel_that_another_gateway_has_taken_is_seen_by_the_one_that_runs_it() -> None:
+    gateway = build()
+    job = await gateway.submit()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    await run.start()
+    asked = await gateway.sidecar.journal.cancel_job(job.job_id, gateway.sidecar.clock.wall())
+    assert asked is not None
+    assert asked.state is JobState.RUNNING
+    await gateway.look()
+    await gateway.wait_idle()
+    assert (await gateway.read()).state is JobState.CANCELLED
+    assert run.over_at_client.is_set()
+    assert gateway.sidecar.queues.idle
