@@ -1,9 +1,11 @@
 """What a request says and what it is sent with stays out of everything that is kept or shown."""
 
+import asyncio
 import io
 import json
 import logging
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import aiohttp
@@ -15,8 +17,10 @@ from tests.with_envoy.gateway import Gateway, run_gateway
 
 PROMPT = "xyzzy-prompt-marker"
 API_KEY = "xyzzy-api-key-marker"
+KEY_HASH = sha256(API_KEY.encode()).hexdigest()
 IDEMPOTENCY_KEY = "xyzzy-idempotency-marker"
-MARKERS = (PROMPT, API_KEY, IDEMPOTENCY_KEY)
+MARKERS = (PROMPT, API_KEY, IDEMPOTENCY_KEY, KEY_HASH)
+KEY = {"authorization": f"Bearer {API_KEY}"}
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def log() -> Iterator[io.StringIO]:
 
 async def ask_with_secrets(gateway: Gateway, number: int, fault: str, **more: str) -> Reply:
     body = build_body(messages=[{"role": "user", "content": PROMPT}], user=PROMPT, **more)
-    headers = {"authorization": f"Bearer {API_KEY}", "idempotency-key": f"{IDEMPOTENCY_KEY}-{number}"}
+    headers = {**KEY, "idempotency-key": f"{IDEMPOTENCY_KEY}-{number}"}
     return await ask(gateway, body=body, headers=headers, fault=fault)
 
 
@@ -49,6 +53,7 @@ async def read_everything_shown(gateway: Gateway) -> str:
             f"{operations}/v1/operations?limit=1000",
             f"{operations}/healthz/ready",
             f"{operations}/v1/replicas",
+            f"{operations}/v1/callers",
             f"{admin}/stats",
         ):
             async with http.get(url) as answer:
@@ -71,20 +76,29 @@ async def test_prompts_answers_and_credentials_are_in_no_log_no_journal_and_no_m
         "gzip_always",
         "status=400",
     ]
-    async with run_gateway(tmp_path) as gateway:
+    callers = tmp_path / "etc" / "callers.yaml"
+    callers.parent.mkdir()
+    callers.write_text(f"callers: [{{name: team, sha256: {KEY_HASH}}}]")
+    async with run_gateway(tmp_path, callers={"keys_file": str(callers)}) as gateway:
         replies = [await ask_with_secrets(gateway, number, fault) for number, fault in enumerate(faults)]
         again = await ask_with_secrets(gateway, 2, "")
         reused = await ask_with_secrets(gateway, 0, "", stop=PROMPT)
         unknown = await ask_with_secrets(gateway, 99, "", model=PROMPT)
-        unreadable = await ask(gateway, data=b'{"model": "' + PROMPT.encode())
+        unreadable = await ask(gateway, data=b'{"model": "' + PROMPT.encode(), headers=KEY)
+        stranger = await ask(gateway, headers={"x-api-key": API_KEY[:-1] + "x", **KEY})
+        callers.write_text(f"callers: [{{name: {PROMPT}, sha256: {KEY_HASH}, api_key: {API_KEY}}}]")
+        async with asyncio.timeout(20):
+            while gateway.read_metric("envoy_ext_callers_file_in_force"):
+                await asyncio.sleep(0.05)
         await gateway.wait_idle()
         shown = await read_everything_shown(gateway)
         envoy_log = gateway.stack.envoy.log_path.read_text()
 
-        assert [reply.status for reply in (again, reused, unknown, unreadable)] == [409, 422, 404, 400]
+        told = [reply.status for reply in (again, reused, unknown, unreadable, stranger)]
+        assert told == [409, 422, 404, 400, 401]
         answered = next(mark for reply in replies if reply.status == 200 for mark in reply.marks)
         answer_text = f"{answered.replica}.{answered.generation}.0 "
-        for reply in (again, reused, unknown, unreadable, replies[3]):
+        for reply in (again, reused, unknown, unreadable, stranger, replies[3]):
             for marker in (*MARKERS, answer_text):
                 assert marker not in reply.body.decode()
                 assert marker not in str(reply.headers)
