@@ -84,10 +84,13 @@ class AdmissionQueue:
         if not room.limited:
             return Outlook(False, waiting, length, wait_s=0.0, hold_s=None)
         rate = self._rate.read(room.slots)
-        hold_s = None if rate is None else room.slots / rate
+        class_name = self._policy.classes.find(request_class).name
+        # What it would be refused by: who may be shortened is, before that.
+        mean_s = None if rate is None else room.slots / rate
+        hold_s = self._answers.read(class_name, shortened=False) or mean_s
         if self.has_room(room):
             return Outlook(False, waiting, length, wait_s=0.0, hold_s=hold_s)
-        ahead = self._line.count_ahead(self._policy.classes.find(request_class).name, caller)
+        ahead = self._line.count_ahead(class_name, caller)
         wait_s = None if rate is None else (ahead + 1) / rate
         return Outlook(True, waiting, length, wait_s, hold_s)
 

@@ -136,7 +136,7 @@ class Outlook:
     """How many may."""
     wait_s: float | None
     hold_s: float | None
-    """How long a request holds its slot, by the mean of late."""
+    """What time is left for its answer, by those of its class; a slot's mean while that is not known."""
 
 
 def list_shortenings(ladder: Ladder, outlook: Outlook, left_s: float | None) -> tuple[Shortening, ...]:

@@ -80,6 +80,22 @@ def test_a_request_that_was_shortened_is_measured_by_others_that_were(shortened)
     assert read_codes(queue.arrive(Req(deadline=1.9, shortened=not shortened), FULL, 0.0)) == [LATE]
 
 
+def test_whoever_may_be_shortened_for_its_deadline_is_told_of_what_it_would_be_refused_by():
+    """Three of four answers take a second, and the mean is 1.5."""
+    queue = Queue(TrafficClass("batch"))
+    teach_answers(queue, 3.0)
+    for _ in range(3):
+        teach_answers(queue, 1.0)
+    outlook = queue.foresee(None, "", FULL)
+    assert outlook.wait_s is not None
+    assert outlook.hold_s is not None
+    due = outlook.wait_s + outlook.hold_s
+    assert read_codes(queue.arrive(Req(deadline=due - 0.1), FULL, 0.0)) == [LATE]
+    assert read_codes(queue.arrive(Req(deadline=due + 0.1), FULL, 0.0)) == ["waits"]
+    assert queue.foresee(None, "", FREE).hold_s == outlook.hold_s
+    assert queue.foresee("batch", "", FREE).hold_s == pytest.approx(1 / queue.read_rate(FREE))
+
+
 def test_an_attempt_that_never_ends_is_seen():
     queue = Queue()
     one = Req()
