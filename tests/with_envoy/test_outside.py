@@ -45,6 +45,8 @@ class Witness:
 
     def __init__(self) -> None:
         self.connections: list[bytearray] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.port = 0
         self._server: asyncio.Server | None = None
 
@@ -54,6 +56,7 @@ class Witness:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 heard += data
+                await self.may_answer.wait()
                 writer.write(BUSY)
                 await writer.drain()
         writer.close()
@@ -74,6 +77,8 @@ class World:
     def __init__(self, engines: dict[str, SimEngine], witness: Witness, directory: Path) -> None:
         self.engines = engines
         self.witness = witness
+        self.job = ""
+        """Where the answer of the job is to be found that was left behind."""
         self._directory = directory
 
     def run(self, *, policy: bool, endpoints: str = "xds") -> contextlib.AbstractAsyncContextManager[Gateway]:
@@ -84,6 +89,7 @@ class World:
             "engine": "vllm",
             "boundary": "external:partner",
             "readiness": {"watch": False},
+            "capacity": {"concurrency": 1},
             "replicas": [{"id": "far", "url": f"http://127.0.0.1:{self.witness.port}"}],
         }
         home: dict[str, Any] = {
@@ -108,6 +114,7 @@ class World:
             pass_through=["/v1/rerank"],
             idempotency={"answers": "all"},
             admission={"queue": 1, "max_wait": "9s", "classes": classes},
+            jobs={},
             data_classes={"default": named, "health": {"boundaries": ["local"]}},
             envoy={"concurrency": 1, "admin": {"port": 0}, "endpoints": endpoints},
         )
@@ -140,9 +147,27 @@ async def test_with_a_policy_the_witness_hears_of_it_and_of_nothing_but_the_requ
         assert world.witness.connections == []
         reply = await ask(gateway, body={**build_body(), "model": "far"}, headers=KEY)
         assert reply.status == 503
-    assert sum(map(bytes.__len__, map(bytes, world.witness.connections))) > 0
+        await leave_a_job(gateway, world)
+    # One for each of the two that were not to wait, and none for the job.
+    assert sum(heard.count(b"POST ") for heard in world.witness.connections) == 2
     assert all(heard.startswith(b"POST /v1/chat/completions ") for heard in world.witness.connections)
     world.witness.connections.clear()
+
+
+async def leave_a_job(gateway: Gateway, world: World) -> None:
+    """A job for the partner that waits for its slot when the gateway stops: the next one finds it."""
+    world.witness.may_answer.clear()
+    holds = asyncio.create_task(ask_for(gateway, "far"))
+    heard = len(world.witness.connections)
+    async with asyncio.timeout(WAIT_S):
+        while len(world.witness.connections) == heard:
+            await asyncio.sleep(0.01)
+    taken = await ask_for(gateway, "far", prefer="respond-async", authorization="Bearer me")
+    assert taken.status == 202
+    world.job = taken.headers["location"]
+    gateway.stack.app.exchanges.start_draining()
+    world.witness.may_answer.set()
+    assert (await holds).status == 503
 
 
 @pytest.mark.parametrize("endpoints", ["xds", "static"])
@@ -150,6 +175,7 @@ async def test_without_a_policy_it_hears_nothing_whatever_is_asked(world: World,
     async with world.run(policy=False, endpoints=endpoints) as gateway:
         await ask_in_every_way(gateway, world.witness.port)
         await repeat_by_key(gateway)
+        await ask_for_jobs(gateway, world)
         await lose_replicas(gateway)
         await fill_the_line(gateway)
         await take_all_replicas_out(gateway)
@@ -186,6 +212,21 @@ async def repeat_by_key(gateway: Gateway) -> None:
     first = await ask_for(gateway, "sim", **key)
     again = await ask_for(gateway, "sim", **key)
     assert (first.body, again.headers["idempotent-replayed"]) == (again.body, "true")
+
+
+async def ask_for_jobs(gateway: Gateway, world: World) -> None:
+    """One more, and the one that was taken in while the partner might be asked."""
+    refused = await ask_for(gateway, "far", prefer="respond-async")
+    assert read_refusal(refused) == FORBIDDEN
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            result = await ask(
+                gateway, f"{world.job}/result", method="GET", headers={"authorization": "Bearer me"}
+            )
+            if result.status != 202:
+                break
+            await asyncio.sleep(0.05)
+    assert read_refusal(result) == FORBIDDEN
 
 
 async def lose_replicas(gateway: Gateway) -> None:
