@@ -9,6 +9,7 @@ refused then.
 Sans-IO: every method takes the time and the pool's room as they are, and returns what follows.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -23,6 +24,9 @@ from envoy_ext.domain.live_room import AnyRoom
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed, Ticket, TicketState, Turn, Waits
 from envoy_ext.domain.traffic_class import TrafficClasses
 
+SILENT_S: Final = 2.0
+"""Bytes are noted once a second; a replica that gave none for longer, and for half of an attempt's time, has
+gone silent."""
 LOOK_S: Final = 1.0
 """How often the deadlines of those that wait are held against the rate."""
 
@@ -127,11 +131,19 @@ class AdmissionQueue:
         if ticket is not None:
             self._begun[attempt_id] = ticket.class_name, ticket.newcomer.shortened, now
 
-    def end_answer(self, attempt_id: AttemptId, now: float, *, whole: bool) -> None:
-        """The attempt is over, with a whole answer or without."""
+    def end_answer(
+        self, attempt_id: AttemptId, now: float, *, whole: bool, heard_at: float = math.inf
+    ) -> None:
+        """The attempt is over, with a whole answer or without.
+
+        `heard_at`: when bytes last came from its replica, on any stream of ours. One that had gone silent
+        says nothing of how long answers take: a replica that hangs would close the line of all others.
+        """
         begun = self._begun.pop(attempt_id, None)
         if begun is not None:
             class_name, shortened, since = begun
+            if not whole and heard_at < now - max(SILENT_S, (now - since) / 2):
+                return
             self._answers.note(class_name, shortened, now - since, whole=whole)
 
     def note_refusal(self, room: AnyRoom, now: float) -> int:

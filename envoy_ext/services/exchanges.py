@@ -426,7 +426,8 @@ class Exchanges:
                 self._fleet.streams.note(note)
                 if isinstance(note, AttemptFinished):
                     whole = note.outcome is AttemptOutcome.COMPLETED
-                    self._queues.end(note.pool, note.attempt_id, whole=whole)
+                    heard_at = self._fleet.streams.read_heard_at(note.replica)
+                    self._queues.end(note.pool, note.attempt_id, whole=whole, heard_at=heard_at)
                 self._queues.note_free(note.pool)
             case FenceAwaited():
                 self._look_for_proof(note)

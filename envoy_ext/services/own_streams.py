@@ -94,6 +94,10 @@ class OwnStreams:
         self._bytes_told[replica] = now
         self._tell(replica, StreamBytes())
 
+    def read_heard_at(self, replica: ReplicaId | None) -> float:
+        """When bytes last came from a replica on a stream of ours, to the second; -inf: never."""
+        return -math.inf if replica is None else self._bytes_told.get(replica, -math.inf)
+
     # --- for the fleet ------------------------------------------------------------------------
 
     def note_page(self, replica: ReplicaId, scraped: Scraped) -> None:

@@ -124,9 +124,10 @@ class Queues:
         queue.start(operation_id)
         queue.begin_answer(operation_id, attempt_id, self._clock.now())
 
-    def end(self, pool: PoolName, attempt_id: AttemptId, *, whole: bool) -> None:
-        """An attempt is over, with a whole answer or without."""
-        self._pools[pool].queue.end_answer(attempt_id, self._clock.now(), whole=whole)
+    def end(self, pool: PoolName, attempt_id: AttemptId, *, whole: bool, heard_at: float) -> None:
+        """An attempt is over, with a whole answer or without; when its replica was last heard of."""
+        queue = self._pools[pool].queue
+        queue.end_answer(attempt_id, self._clock.now(), whole=whole, heard_at=heard_at)
 
     def choose_replica(self, pool: PoolName, operation_id: OperationId) -> ReplicaId | None:
         """Where a first attempt goes, None where Envoy may choose."""

@@ -65,6 +65,39 @@ def test_answers_that_were_cut_do_not_make_the_next_one_look_possible():
     assert read_codes(queue.arrive(Req(deadline=4.5), FULL, 0.0)) == [LATE]
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "late"),
+    [
+        (0.0, True),
+        (2.0, True),  # as bytes are noted, that is nothing
+        (3.9, True),  # it was heard of for more than half of the time
+        (4.1, False),
+    ],
+)
+def test_a_replica_that_has_gone_silent_does_not_close_the_line_of_the_others(silent_s, late):
+    queue = Queue()
+    for number in range(8):
+        one = Req()
+        queue.arrive(one, FREE, 0.0)
+        queue.start(one.operation_id)
+        queue.begin_answer(one.operation_id, AttemptId(f"att_{number}"), 0.0)
+        queue.end_answer(AttemptId(f"att_{number}"), 8.0, whole=False, heard_at=8.0 - silent_s)
+        queue.leave(one.operation_id, 0.001)
+    assert read_codes(queue.arrive(Req(deadline=7.0), FULL, 0.0)) == [LATE if late else "waits"]
+
+
+def test_a_whole_answer_counts_whatever_came_between():
+    queue = Queue()
+    for number in range(8):
+        one = Req()
+        queue.arrive(one, FREE, 0.0)
+        queue.start(one.operation_id)
+        queue.begin_answer(one.operation_id, AttemptId(f"att_{number}"), 0.0)
+        queue.end_answer(AttemptId(f"att_{number}"), 8.0, whole=True, heard_at=-100.0)
+        queue.leave(one.operation_id, 0.001)
+    assert read_codes(queue.arrive(Req(deadline=7.0), FULL, 0.0)) == [LATE]
+
+
 def test_the_long_answers_of_a_class_are_no_others_obstacle():
     queue = Queue(TrafficClass("batch"))
     teach_answers(queue, 1.0, "batch")

@@ -92,15 +92,22 @@ class Client:
         await let_tasks_run()
         assert isinstance(self.hop.replies[-1], step.StartAttempt)
 
-    async def finish(self) -> None:
-        """Its replica answers, and it reads all of it."""
+    async def read_delta(self) -> None:
+        """Its replica begins to answer, and it reads that."""
         assert self.live is not None
         assert self.attempt_id is not None
         self.live.receive(AttemptAnswered(self.attempt_id, 200, SSE, "", ReplicaId("a"), end=False))
         self.live.receive(AttemptBody(self.attempt_id, DELTA, end=False))
         await let_tasks_run()
         self.delivery.receive(ResponseStarted(200, SSE, "", replay_mark=False, refusal=None, end=False))
-        self.delivery.receive(ResponseBody(DELTA + REST, end=True))
+        self.delivery.receive(ResponseBody(DELTA, end=False))
+
+    async def finish(self) -> None:
+        """Its replica answers, and it reads all of it."""
+        await self.read_delta()
+        assert self.live is not None
+        assert self.attempt_id is not None
+        self.delivery.receive(ResponseBody(REST, end=True))
         self.live.receive(AttemptClosed(self.attempt_id))
         self.live.receive(AttemptLogged(self.attempt_id, LogCause.COMPLETED, ReplicaId("a"), 0, ""))
         self.live.receive(ExchangeLogged(LogCause.COMPLETED, ""))
@@ -537,3 +544,38 @@ async def test_what_a_dead_replica_had_to_do_leaves_no_room_there(watched: bool)
         ]
     for client in clients:
         client.leave()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_a_replica_that_gave_no_byte_says_nothing_of_how_long_answers_take(moves: bool) -> None:
+    """Clients left after three seconds; who has five, and a slot in three, may wait all the same, unless they
+    left a replica that was answering."""
+    clock = ManualClock()
+    sidecar = build_sidecar(clock=clock)
+    for number in range(4):
+        client = Client(sidecar, request_id=f"hung-{number}")
+        await let_tasks_run()
+        await client.start()
+        clock.advance(2.9)
+        assert client.live is not None
+        assert client.attempt_id is not None
+        if moves:
+            await client.read_delta()
+        clock.advance(0.1)
+        client.leave()
+        client.live.receive(AttemptClosed(client.attempt_id))
+        client.live.receive(
+            AttemptLogged(client.attempt_id, LogCause.DOWNSTREAM_GONE, ReplicaId("a"), 0, "downstream")
+        )
+        client.live.receive(ExchangeLogged(LogCause.DOWNSTREAM_GONE, ""))
+        await let_tasks_run()
+        clock.advance(0.01)
+        show_idle(sidecar.fleet, sidecar.replicas, clock.now())
+    busy, waits = Client(sidecar, request_id="busy"), Client(sidecar, request_id="waits", deadline_s=5.0)
+    await let_tasks_run()
+    assert busy.told == ["ForwardRequest"]
+    assert waits.told == (["queue_deadline_exceeded"] if moves else ["HoldRequest"])
+    busy.leave()
+    waits.leave()
+    clock.advance(5.0)
+    await settle(sidecar)
