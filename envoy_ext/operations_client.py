@@ -44,6 +44,12 @@ async def fetch_operations(url: str, limit: int) -> list[dict[str, Any]]:
     return await _fetch_list(url, f"operations?limit={limit}", "operations")
 
 
+async def fetch_jobs(url: str, limit: int, state: str | None) -> list[dict[str, Any]]:
+    """The JSON of jobs, the oldest first: of those that have not ended, or in these states."""
+    query = {"limit": str(limit)} | ({} if state is None else {"state": state})
+    return await _fetch_list(url, f"jobs?{urlencode(query)}", "jobs")
+
+
 async def stream_operations(
     url: str, since: float, state: str | None
 ) -> AsyncGenerator[dict[str, Any], None]:

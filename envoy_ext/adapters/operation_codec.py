@@ -107,8 +107,16 @@ def _build_unbegun(job: Job) -> dict[str, object]:
 
 
 def build_operator_json(operation: Operation, calls: Sequence[ToolCall] | None) -> dict[str, object]:
-    """The same for operators, who also see which gateway has it: the name of its seat."""
-    return {**build_operation_json(operation, calls), "owner": operation.owner}
+    """The same for operators, who also see which gateway has it, by the name of its seat, and a run's job."""
+    job = {} if operation.job_id is None else {"job_id": operation.job_id}
+    return {**build_operation_json(operation, calls), "owner": operation.owner, **job}
+
+
+def build_job_operator_json(
+    job: Job, run: Operation | None = None, calls: Sequence[ToolCall] | None = None
+) -> dict[str, object]:
+    """A job for operators: with the gateway that runs it, or ran it last."""
+    return {**build_job_json(job, run, calls), "owner": job.owner}
 
 
 def format_time(at: float | None) -> str | None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.registry import Collector
 
-from envoy_ext.adapters.operation_codec import build_operator_json
+from envoy_ext.adapters.operation_codec import build_job_operator_json, build_operator_json
 from envoy_ext.adapters.ops_answers import (
     PoolView,
     ReplicaView,
@@ -28,6 +28,7 @@ from envoy_ext.adapters.ops_answers import (
 from envoy_ext.adapters.ops_capacity import build_capacity_json
 from envoy_ext.adapters.ops_connection import SERVER_NAME, OpsConnection
 from envoy_ext.adapters.ops_guard import build_change_guard, build_host_check, read_token_file
+from envoy_ext.adapters.ops_jobs import list_jobs_page, read_jobs_query
 from envoy_ext.adapters.ops_operations import (
     BadQuery,
     encode_page,
@@ -59,7 +60,8 @@ GET /healthz/ready        requests may be sent here
 GET /metrics              Prometheus or OpenMetrics text
 GET /v1/operations        the journal, newest first: ?limit=&before=&state=
                           from a moment on, oldest first: ?since=&limit=&after=&state=
-GET /v1/operations/{id}   one operation
+GET /v1/operations/{id}   one operation, or job
+GET /v1/jobs              those that have not ended, or are in a state, oldest first: ?state=&limit=&after=
 GET /v1/pools             the pools
 GET /v1/replicas          the replicas
 GET /v1/callers           who is let in, and what is wrong with their file
@@ -157,6 +159,7 @@ class OpsServer:
                 web.get("/metrics", self._get_metrics),
                 web.get("/v1/operations", self._get_operations),
                 web.get("/v1/operations/{id}", self._get_operation),
+                web.get("/v1/jobs", self._get_jobs),
                 web.get("/v1/pools", self._get_pools),
                 web.get("/v1/replicas", self._get_replicas),
                 web.get("/v1/capacity", self._get_capacity),
@@ -220,11 +223,23 @@ class OpsServer:
 
     async def _get_operation(self, request: web.Request) -> web.Response:
         operation_id = read_operation_id(request.match_info["id"])
+        job = None if operation_id is None else await self._journal.read_job(operation_id)
+        if job is not None:
+            run = None if job.run_id is None else await self._journal.get(job.run_id)
+            calls = await self._journal.read_calls(job.ledger_id)
+            return build_json(200, build_job_operator_json(job, run, calls))
         operation = None if operation_id is None else await self._journal.get(operation_id)
         if operation is None:
             return build_error(404, "not_found", "The journal knows no operation of this id.")
         calls = await self._journal.read_calls(operation.ledger_id)
         return build_json(200, build_operator_json(operation, calls))
+
+    async def _get_jobs(self, request: web.Request) -> web.Response:
+        try:
+            query = read_jobs_query(request.query.items())
+        except BadQuery as mistake:
+            return build_error(400, "invalid_request", str(mistake))
+        return build_json(200, await list_jobs_page(self._journal, query))
 
     async def _get_pools(self, _request: web.Request) -> web.Response:
         return build_json(200, {"pools": [build_pool_json(pool) for pool in self._list_pools()]})

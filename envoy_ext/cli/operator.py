@@ -42,20 +42,21 @@ def operations_show(
 def operations_list(
     url: UrlOption = DEFAULT_URL,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    jobs: Annotated[bool, typer.Option("--jobs", help="The jobs that have not ended, oldest first.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The newest operations."""
+    """The newest operations; or, with --jobs, what waits to be run and what runs of it."""
     from rich.console import Console
 
     from envoy_ext.cli.columns import print_text
-    from envoy_ext.cli.tables import build_operations_text
-    from envoy_ext.operations_client import fetch_operations
+    from envoy_ext.cli.tables import build_jobs_text, build_operations_text
+    from envoy_ext.operations_client import fetch_jobs, fetch_operations
 
-    found = asyncio.run(fetch_operations(url, limit))
+    found = asyncio.run(fetch_jobs(url, limit, None) if jobs else fetch_operations(url, limit))
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        print_text(Console(), build_operations_text(found))
+        print_text(Console(), build_jobs_text(found) if jobs else build_operations_text(found))
 
 
 @operations.command("export")

@@ -42,6 +42,31 @@ def build_operations_text(operations: Sequence[Json]) -> Text:
     return build_columns(header, rows, styled={4: _STATE_STYLES})
 
 
+def build_jobs_text(jobs: Sequence[Json]) -> Text:
+    """`operations list --jobs`: one line for each job, in the order given."""
+    if not jobs:
+        return Text("no jobs")
+    header = ("JOB", "SUBMITTED", "EXPIRES", "POOL", "MODEL", "STATE", "RUNS", "GATEWAY")
+    rows = []
+    for job in jobs:
+        facts = job.get("job")
+        told = facts if isinstance(facts, Mapping) else {}
+        runs = told.get("runs")
+        rows.append(
+            (
+                show(job.get("operation_id")),
+                show(told.get("submitted_at")),
+                show(told.get("expires_at")),
+                show(job.get("pool")),
+                show(job.get("model")),
+                show(told.get("state")),
+                str(len(runs)) if isinstance(runs, list) else UNKNOWN,
+                show(job.get("owner")),
+            )
+        )
+    return build_columns(header, rows, styled={5: {"queued": "yellow", "running": "cyan"}})
+
+
 def build_operation_text(operation: Json) -> Text:
     """`operations show ID`: everything that is known of one operation."""
     state = show(operation.get("state"))

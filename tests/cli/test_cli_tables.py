@@ -1,18 +1,22 @@
 """Operations as people read them, in a terminal or through a pipe."""
 
 import io
+from dataclasses import replace
 from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
 
-from envoy_ext.adapters.operation_codec import build_operator_json
+from envoy_ext.adapters.operation_codec import build_job_operator_json, build_operator_json
 from envoy_ext.cli.columns import print_text
-from envoy_ext.cli.tables import build_operation_text, build_operations_text
+from envoy_ext.cli.tables import build_jobs_text, build_operation_text, build_operations_text
+from envoy_ext.domain.ids import OperationId, SeatId
+from envoy_ext.domain.job import JobState
 from envoy_ext.domain.operation import build_operation
 from envoy_ext.domain.outcomes import AttemptOutcome, OperationState, Phase, RungName
 from envoy_ext.domain.records import Record
 from envoy_ext.domain.tool_calls import CallState
+from tests.support.jobs import queued_job
 from tests.support.records import (
     attempt_ended,
     attempt_started,
@@ -72,6 +76,24 @@ def test_a_replicas_own_refusal_is_told_from_an_answer() -> None:
     mistaken = attempt_ended("op_1", outcome=AttemptOutcome.CLIENT_ERROR)
     operation = as_json([begun("op_1"), attempt_started("op_1"), mistaken, refused])
     assert "failed  finished, client_error  1 " in show(build_operations_text([operation]))
+
+
+def test_jobs_have_one_line_each_with_how_far_they_are() -> None:
+    runs = replace(
+        queued_job("op_1"), state=JobState.RUNNING, run_ids=(OperationId("op_1"),), owner=SeatId("gw/1")
+    )
+    lines = show(
+        build_jobs_text([build_job_operator_json(one) for one in (runs, queued_job("op_2"))])
+    ).splitlines()
+    assert [line.split() for line in lines] == [
+        ["JOB", "SUBMITTED", "EXPIRES", "POOL", "MODEL", "STATE", "RUNS", "GATEWAY"],
+        ["op_1", *TIMES, "chat", "llama-3.1-8b", "running", "1", "gw/1"],
+        ["op_2", *TIMES, "chat", "llama-3.1-8b", "queued", "0", "-"],
+    ]
+    assert show(build_jobs_text([])) == "no jobs\n"
+
+
+TIMES = ("2025-06-15T15:06:40.000Z", "2025-06-15T16:06:40.000Z")
 
 
 def test_an_empty_journal_says_so() -> None:
