@@ -190,8 +190,9 @@ class Archive(Protocol):
         is left that has it. One that has not ended never goes. Needs no owner: an operation that has ended
         has nothing left to do. What is gone is as if it had never been: its key begins another operation.
 
-        Jobs that have ended go in the same way, and count as one each. Nothing that a job needs that has not
-        ended goes before its end: the operations of its runs, and its ledger.
+        Jobs that have ended go in the same way, and count as one each; those that ended with an operation go
+        behind it. Nothing that a job needs that has not ended goes before its end: the operations of its
+        runs, and its ledger.
         """
 
     async def measure(self) -> StoreSize:

@@ -52,10 +52,8 @@ class MemoryJournal(MemoryJobStore):
         self._places = itertools.count()
         self._operations: dict[OperationId, Operation] = {}
         """In the order in which they began."""
-        self._ended: list[tuple[float, int, OperationId]] = []
-        """A heap of what may be forgotten: when an operation or a job ended, and the place of its begin."""
-        self._job_places: dict[int, OperationId] = {}
-        """Which of those places are jobs'."""
+        self._ended: list[tuple[float, bool, int, OperationId]] = []
+        """A heap of what may be forgotten: when it ended, whether it is a job, and the place of its begin."""
         self._by_key: dict[tuple[str, str, str], list[OperationId]] = {}
         """The newest one last."""
         self._uses: Counter[OperationId] = Counter()
@@ -217,9 +215,8 @@ class MemoryJournal(MemoryJobStore):
         self._refuse_when_closed()
         forgotten = 0
         while forgotten < limit and self._ended and self._ended[0][0] < before:
-            _, place, entry_id = heapq.heappop(self._ended)
-            if place in self._job_places:
-                del self._job_places[place]
+            _, is_job, _, entry_id = heapq.heappop(self._ended)
+            if is_job:
                 self._jobs.forget(entry_id)
             else:
                 self._forget(entry_id)
@@ -247,9 +244,7 @@ class MemoryJournal(MemoryJobStore):
 
     def _end_job(self, job: Job, at: float) -> None:
         """What a job has held may be forgotten, and so may the job."""
-        place = next(self._places)
-        self._job_places[place] = job.job_id
-        heapq.heappush(self._ended, (at, place, job.job_id))
+        heapq.heappush(self._ended, (at, True, job.number, job.job_id))
         for run_id in job.run_ids:
             self._let_go(run_id)
         if not self._uses[job.ledger_id]:
@@ -263,7 +258,7 @@ class MemoryJournal(MemoryJobStore):
         job = self._jobs.get(operation.job_id)
         if job is None or job.ended:
             place = self._records[operation_id][0][0]
-            heapq.heappush(self._ended, (operation.ended_at, place, operation_id))
+            heapq.heappush(self._ended, (operation.ended_at, False, place, operation_id))
 
     def _find_newest(self, caller: str, path: str, key_hash: str) -> Operation | None:
         found = self._by_key.get((caller, path, key_hash))

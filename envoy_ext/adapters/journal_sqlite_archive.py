@@ -20,13 +20,13 @@ ANSWER_SIZE: Final = (
     f"SELECT length(body) FROM answers WHERE operation_id = ? AND name = '{ledger.OWN_ANSWER}'"
 )
 OLDEST: Final = (
-    "SELECT ended_at, begun_seq AS place, operation_id, coalesce(ledger_id, operation_id), ("
+    "SELECT ended_at, 0 AS is_job, begun_seq AS place, operation_id, coalesce(ledger_id, operation_id), ("
     "  SELECT coalesce(sum(length(body)), 0) FROM answers"
     "  WHERE answers.operation_id = operations.operation_id)"
     " FROM operations WHERE ended_at < ?1 AND NOT EXISTS (SELECT 1 FROM jobs"
     "  WHERE jobs.job_id = operations.job_id AND jobs.ended_at IS NULL)"
-    " UNION ALL SELECT ended_at, number, job_id, NULL, 0 FROM jobs WHERE ended_at < ?1"
-    " ORDER BY ended_at, place LIMIT ?2"
+    " UNION ALL SELECT ended_at, 1, number, job_id, NULL, 0 FROM jobs WHERE ended_at < ?1"
+    " ORDER BY ended_at, is_job, place LIMIT ?2"
 )
 """Operations that no job needs, and jobs: those have no ledger here."""
 
@@ -39,10 +39,10 @@ def forget(connection: sqlite3.Connection, before: float, limit: int) -> int:
     freed = 0
     # SQLite reads a negative LIMIT as "all", and has no larger number than 2**63 - 1.
     oldest = connection.execute(OLDEST, (before, min(max(limit, 0), 2**63 - 1)))
-    for _, _, found_id, ledger_id, answers_bytes in oldest:
+    for _, is_job, _, found_id, ledger_id, answers_bytes in oldest:
         if ids and freed + answers_bytes > MAX_FREED_BYTES:
             break
-        if ledger_id is None:
+        if is_job:
             job_ids.append(found_id)
             continue
         ids.append(found_id)
