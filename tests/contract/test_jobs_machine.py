@@ -36,7 +36,7 @@ from envoy_ext.domain.job import ENDED, UNFINISHED, Job, JobBounds, JobEnd, Jobs
 from envoy_ext.domain.operation import Operation
 from envoy_ext.ports import Store
 from tests.support.jobs import BODY, NAMED, REQUEST, job_end, new_job
-from tests.support.journals import ANSWER
+from tests.support.journals import ANSWER, run_now
 from tests.support.records import START, attempt_started, begun, ended
 from tests.support.redis_server import RedisServer
 
@@ -45,6 +45,8 @@ EVERY = UNFINISHED | ENDED
 ROOM = JobBounds(max_jobs=4, max_bytes=4 * len(BODY))
 GATEWAYS = st.integers(0, 2)
 JOBS = st.integers(0, 5)
+FRESH = st.sampled_from([True, True, True, False])
+"""Whether a gateway looks before it decides."""
 KEYS = st.sampled_from([None, "key-1", "key-2"])
 REFUSALS = (NotOwner, SeatLost, RunNotOver)
 
@@ -63,10 +65,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
         self.memory = MemoryJournal(exclusive=False)
-        self.others: list[list[Store]] = []
-        """The other stores as each gateway has them open; empty where there are none."""
         self.seats: list[SeatId] = []
         self.job_ids: list[OperationId] = []
         self.known: dict[tuple[int, OperationId], Job] = {}
@@ -81,16 +80,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     def ask(self, gateway: int, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
         """The answer, or the kind of refusal, which is that of every store."""
-        answer = self.answer(self.memory, ask)
-        for other in self.others[gateway] if self.others else ():
-            assert self.answer(other, ask) == answer
-        return answer
-
-    def answer(self, store: Store, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
-        try:
-            return self.runner.run(ask(store))
-        except REFUSALS as refusal:
-            return type(refusal)
+        return _answer(run_now, ask(self.memory))
 
     def write(self, gateway: int, lost: bool, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
         """The answer; where the first one is lost, that of the same call again."""
@@ -110,24 +100,24 @@ class JobsMachine(RuleBasedStateMachine):
             assert answer.end == first, "the first end stays"
         return answer
 
-    def pick(self, gateway: int, number: int) -> Job | None:
-        """A job as a gateway knows it."""
+    def pick(self, gateway: int, number: int, fresh: bool, *states: JobState) -> Job | None:
+        """A job as a gateway knows it, in one of these states by its knowledge, if there is one."""
+        if fresh:
+            self.look(gateway)
         jobs = [job for (knows, _), job in self.known.items() if knows == gateway]
+        jobs = [job for job in jobs if job.state in states] or jobs
         return jobs[number % len(jobs)] if jobs else None
 
     def own(self, gateway: int, job: Job) -> None:
         assert self.owners.setdefault((job.job_id, job.token), gateway) == gateway, "one claim wins"
 
     def list_operations(self) -> list[Operation]:
-        found: list[Operation] = self.runner.run(self.memory.list_recent(1_000))
+        found: list[Operation] = run_now(self.memory.list_recent(1_000))
         return found
 
     @initialize()
     def start(self) -> None:
         self.seats = [SeatId(self.ask(0, lambda store: store.take_seat("gw"))) for _ in range(3)]
-
-    def teardown(self) -> None:
-        self.runner.close()
 
     # --- clients ------------------------------------------------------------------------------
 
@@ -166,7 +156,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     @rule(gateway=GATEWAYS, number=JOBS, lost=st.booleans())
     def cancel(self, gateway: int, number: int, lost: bool) -> None:
-        job = self.pick(gateway, number)
+        job = self.pick(gateway, number, True, *UNFINISHED)
         if job is None:
             return
         now = self.learn(gateway, self.ask(gateway, lambda store: store.read_job(job.job_id)))
@@ -178,19 +168,15 @@ class JobsMachine(RuleBasedStateMachine):
 
     # --- gateways -----------------------------------------------------------------------------
 
-    @rule(gateway=GATEWAYS)
     def look(self, gateway: int) -> None:
         for job in self.ask(gateway, lambda store: store.list_jobs(EVERY, 100)):
             self.learn(gateway, job)
 
-    @rule(gateway=GATEWAYS, number=JOBS, fresh=st.booleans(), lost=st.booleans())
-    def claim(self, gateway: int, number: int, fresh: bool, lost: bool) -> None:
-        job = self.pick(gateway, number)
+    @rule(gateway=GATEWAYS, number=JOBS, fresh=FRESH, lost=st.booleans(), arrives=st.booleans())
+    def claim(self, gateway: int, number: int, fresh: bool, lost: bool, arrives: bool) -> None:
+        job = self.pick(gateway, number, fresh, JobState.QUEUED)
         if job is None:
             return
-        if fresh:
-            now = self.ask(gateway, lambda store: store.read_job(job.job_id))
-            job = self.learn(gateway, now) or job
         first = not job.run_ids and job.token == 0
         run_id = job.job_id if first else OperationId(f"op_{next(self.names)}")
         job_id, token, seat = job.job_id, job.token, self.seats[gateway]
@@ -200,6 +186,8 @@ class JobsMachine(RuleBasedStateMachine):
         if claimed is not None:
             self.own(gateway, claimed)
             self.sent.append(Sent(gateway, job_id, run_id))
+            if arrives:
+                self.arrive(-1, stays=False, lost=lost)
 
     @rule(number=JOBS, stays=st.booleans(), lost=st.booleans())
     def arrive(self, number: int, stays: bool, lost: bool) -> None:
@@ -233,9 +221,9 @@ class JobsMachine(RuleBasedStateMachine):
         answer = ANSWER if answered else None
         self.ask(gateway, lambda store: store.append([last], operation.token, answer))
 
-    @rule(gateway=GATEWAYS, number=JOBS, lost=st.booleans())
-    def release(self, gateway: int, number: int, lost: bool) -> None:
-        job = self.pick(gateway, number)
+    @rule(gateway=GATEWAYS, number=JOBS, fresh=FRESH, lost=st.booleans())
+    def release(self, gateway: int, number: int, fresh: bool, lost: bool) -> None:
+        job = self.pick(gateway, number, fresh, JobState.RUNNING)
         if job is not None:
             answer = self.write(
                 gateway, lost, lambda store: store.release_job(job.job_id, job.token, START + 2)
@@ -243,10 +231,16 @@ class JobsMachine(RuleBasedStateMachine):
             event(f"release {answer if isinstance(answer, type) else answer.state}")
             self.learn(gateway, answer)
 
-    @rule(gateway=GATEWAYS, number=JOBS, state=st.sampled_from(sorted(ENDED)), lost=st.booleans())
-    def finish(self, gateway: int, number: int, state: JobState, lost: bool) -> None:
+    @rule(
+        gateway=GATEWAYS,
+        number=JOBS,
+        fresh=FRESH,
+        state=st.sampled_from(sorted(ENDED)),
+        lost=st.booleans(),
+    )
+    def finish(self, gateway: int, number: int, fresh: bool, state: JobState, lost: bool) -> None:
         """Also of a queued job, which has become too old."""
-        job = self.pick(gateway, number)
+        job = self.pick(gateway, number, fresh, *UNFINISHED)
         if job is not None:
             end = job_end(state)
             answer = self.write(gateway, lost, lambda store: store.finish_job(job.job_id, job.token, end))
@@ -254,10 +248,12 @@ class JobsMachine(RuleBasedStateMachine):
 
     # --- what befalls them --------------------------------------------------------------------
 
-    @rule(gateway=GATEWAYS)
-    def is_found_gone(self, gateway: int) -> None:
+    @rule(gateway=GATEWAYS, back=st.booleans())
+    def is_found_gone(self, gateway: int, back: bool) -> None:
         seat = self.seats[gateway]
         self.ask((gateway + 1) % 3, lambda store: store.remove_seat(seat, 1))
+        if back:
+            self.comes_back(gateway)
 
     @rule(gateway=GATEWAYS)
     def comes_back(self, gateway: int) -> None:
@@ -309,12 +305,12 @@ class JobsMachine(RuleBasedStateMachine):
     @invariant()
     def each_job_is_as_its_history_says(self) -> None:
         for job_id in self.job_ids:
-            job: Job = self.runner.run(self.memory.read_job(job_id))  # type: ignore[assignment]
+            job: Job = run_now(self.memory.read_job(job_id))  # type: ignore[assignment]
             self.learn(0, job) if (0, job_id) not in self.known else None
             runs = self.begun[job_id]
             waits = job.state is JobState.RUNNING and job.run_id not in runs
             assert list(job.run_ids) == [*runs, *([job.run_id] if waits else [])]
-            request = self.runner.run(self.memory.read_job_request(job_id))
+            request = run_now(self.memory.read_job_request(job_id))
             assert request == (None if job.ended else REQUEST), "it goes with the end"
             if job.ended:
                 assert job.end is not None
@@ -335,8 +331,8 @@ class JobsMachine(RuleBasedStateMachine):
 
     @invariant()
     def unfinished_jobs_are_counted(self) -> None:
-        jobs = self.runner.run(self.memory.list_jobs(UNFINISHED, 100))
-        counts = self.runner.run(self.memory.count_jobs())
+        jobs = run_now(self.memory.list_jobs(UNFINISHED, 100))
+        counts = run_now(self.memory.count_jobs())
         assert counts.unfinished == len(jobs) <= ROOM.max_jobs
         assert counts.request_bytes == len(jobs) * len(BODY)
 
@@ -349,12 +345,21 @@ class AllStores(JobsMachine):
 
     def __init__(self, redis: RedisServer) -> None:
         super().__init__()
+        self.runner = asyncio.Runner()
+        self.others: list[list[Store]] = []
+        """The other stores as each gateway has them open."""
         self.place = RedisPlace(nodes=(("127.0.0.1", redis.port),))
         self.prefix = f"jobs-{next(PREFIXES)}"
         self.directory = tempfile.TemporaryDirectory()
         self.lives = 0
         self.path.parent.mkdir()
         self.open()
+
+    def ask(self, gateway: int, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
+        answer = super().ask(gateway, ask)
+        for other in self.others[gateway]:
+            assert _answer(self.runner.run, ask(other)) == answer
+        return answer
 
     @property
     def path(self) -> Path:
@@ -375,7 +380,7 @@ class AllStores(JobsMachine):
 
     def teardown(self) -> None:
         self.close()
-        super().teardown()
+        self.runner.close()
         self.directory.cleanup()
 
     @rule()
@@ -399,7 +404,14 @@ class AllStores(JobsMachine):
                 self.ask(2, lambda store, run_id=run_id: store.read_answer(run_id))
 
 
-JobsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+def _answer(run: Callable[[Any], Any], work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return run(work)
+    except REFUSALS as refusal:
+        return type(refusal)
+
+
+JobsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestJobs = JobsMachine.TestCase
 
 

@@ -180,6 +180,9 @@ def test_only_the_newest_run_of_a_running_job_may_begin(job: Job) -> None:
     assert job.may_begin(FIRST, SEAT) == (job.state is JobState.RUNNING)
     assert not job.may_begin(FIRST, OTHER)
     assert not job.may_begin(SECOND, SEAT)
+    later = replace(job, run_ids=(FIRST, SECOND))
+    assert later.may_begin(SECOND, SEAT) == (job.state is JobState.RUNNING)
+    assert not later.may_begin(FIRST, SEAT)
 
 
 def test_an_end_ends() -> None:
