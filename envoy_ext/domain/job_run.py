@@ -97,6 +97,19 @@ def decide_after_run(
     return RunAgain(max(now, fenced_at))
 
 
+def count_attempts(runs: Sequence[Operation]) -> int:
+    """How many attempts of these runs may have reached a replica.
+
+    Where Envoy had none to try, as after a start of both, none did: no client waits, so that is not held
+    against the job.
+    """
+    return sum(
+        attempt.started_at is not None and attempt.outcome is not AttemptOutcome.NO_REPLICA
+        for run in runs
+        for attempt in run.attempts
+    )
+
+
 def _end_answered(run: Operation, answer_kept: bool, now: float) -> JobEnd:
     if not answer_kept:
         return JobEnd(JobState.FAILED, now, "operation_complete")
@@ -117,9 +130,9 @@ def _decide_refusal(
         return newest.error_code
     if obstacle is not None:
         return obstacle.refusal.code
-    started = sum(attempt.started_at is not None for run in runs for attempt in run.attempts)
+    started = count_attempts(runs)
     if started == 0:
-        return None  # it was refused before a replica was asked: nothing has been tried, or spent
+        return None  # no replica was asked: nothing has been tried, or spent
     if side_effects or newest.prompt_tokens_estimate > policy.max_replay_prompt_tokens:
         return "replay_not_allowed"
     if not policy.replay or started >= policy.max_attempts:

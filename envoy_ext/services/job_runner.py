@@ -23,6 +23,7 @@ from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost
 from envoy_ext.domain.ids import OperationId, PoolName
 from envoy_ext.domain.job import Job, JobCounts, JobEnd, JobRequest, JobState, is_expired
 from envoy_ext.domain.job_choice import Turns
+from envoy_ext.domain.job_run import count_attempts
 from envoy_ext.domain.notes import BoundaryHeld
 from envoy_ext.domain.ticket import Granted, Newcomer
 from envoy_ext.ports import Clock, Observer, RunSender, Store
@@ -56,6 +57,10 @@ class UnderWay:
     task: asyncio.Task[None] | None = None
     sending: asyncio.Task[None] | None = None
     cancelled: bool = False
+    runs: bool = True
+    """False: its run is over, or another gateway's was, and it is only to be settled."""
+    attempts: int | None = None
+    """Those that its earlier runs have had; None: not looked up."""
 
     def cancel(self) -> None:
         """End its request, or do not send it. Its end is settled as any other."""
@@ -108,6 +113,8 @@ class JobRunner:
         self._under_way: dict[OperationId, UnderWay] = {}
         self._turns = Turns()
         self._paused: dict[PoolName, float] = {}
+        self._resting: dict[OperationId, float] = {}
+        """Jobs that were just given back without anybody having been asked, and until when they rest."""
         self._looked_at = float("-inf")
         self._draining = False
         self._wake = asyncio.Event()
@@ -182,7 +189,7 @@ class JobRunner:
             await self._look_after_all()
         if self._draining:
             return
-        while (job := self._turns.choose(self._waiting.values(), self._list_open_pools())) is not None:
+        while (job := self._turns.choose(self._list_rested(), self._list_open_pools())) is not None:
             self._start(job)
 
     async def _look_after_all(self) -> None:
@@ -224,10 +231,15 @@ class JobRunner:
         strange = {job.pool for job in self._waiting.values()} - set(self._pools)
         return frozenset(known) | strange
 
+    def _list_rested(self) -> list[Job]:
+        now = self._clock.now()
+        self._resting = {job_id: until for job_id, until in self._resting.items() if until > now}
+        return [job for job in self._waiting.values() if job.job_id not in self._resting]
+
     def _is_open(self, pool: PoolName) -> bool:
         if self._paused.get(pool, 0.0) > self._clock.now():
             return False
-        running = sum(one.pool == pool for one in self._under_way.values())
+        running = sum(one.runs and one.pool == pool for one in self._under_way.values())
         if running >= self._policy.concurrency or self._fleet.availability(pool) is Availability.EMPTY:
             return False
         return self._queues.has_room(pool)
@@ -245,7 +257,7 @@ class JobRunner:
 
     def _settle(self, job: Job) -> None:
         """Its run is none of this gateway's that is still on its way."""
-        one = UnderWay(job, job.pool)
+        one = UnderWay(job, job.pool, runs=False)
         self._begin(one, self._settle_one(one))
 
     def _begin(self, one: UnderWay, work: Coroutine[object, object, None]) -> None:
@@ -267,9 +279,13 @@ class JobRunner:
             self.wake()
 
     async def _settle_one(self, one: UnderWay) -> None:
+        one.runs = False
         settled = await self._ends.settle(one.job)
         if settled is not None and settled.state is JobState.QUEUED:
             self._waiting[settled.job_id] = settled
+            if one.attempts == await self._count_attempts(settled):
+                # Nobody was asked, and at this moment would not be by the next run either.
+                self._resting[settled.job_id] = self._clock.now() + PAUSE_S
 
     async def _run_one(self, one: UnderWay, run_id: OperationId) -> None:
         try:
@@ -291,7 +307,7 @@ class JobRunner:
         request = await self._store.read_job_request(one.job.job_id)
         if request is None or self._exchanges.find_closure(one.job.request_id) is not None:
             return None
-        left = self._max_attempts - await self._count_attempts(one.job)
+        one.attempts = await self._count_attempts(one.job)
         arrival, admitted = self._read(one.job, request)
         if isinstance(admitted, Admitted) and not self._move(one, admitted.pool, run_id):
             return None
@@ -306,7 +322,7 @@ class JobRunner:
         # A run that never began is sent again under its id. What Envoy still has of the first, from a
         # sidecar that was killed, must not be taken for the second: each claim has a token of its own.
         name = f"{run_id}.{job.token}"
-        run = self._runs.expect(name, opening, job.job_id, max(1, left))
+        run = self._runs.expect(name, opening, job.job_id, max(1, self._max_attempts - one.attempts))
         try:
             await self._send_and_wait(one, name, request, arrival.path)
         finally:
@@ -328,10 +344,9 @@ class JobRunner:
             one.sending.result()
 
     async def _count_attempts(self, job: Job) -> int:
-        """Those that its earlier runs have started."""
+        """Those that its runs have had."""
         runs = [await self._store.get(run_id) for run_id in job.run_ids]
-        started = [one.started_at is not None for run in runs if run is not None for one in run.attempts]
-        return sum(started)
+        return count_attempts([run for run in runs if run is not None])
 
     def _read(
         self, job: Job, request: JobRequest

@@ -132,6 +132,13 @@ def test_what_no_replica_was_asked_for_costs_no_attempt() -> None:
     assert decide(shed, side_effects=True) == RunAgain(NOW)
 
 
+def test_what_envoy_had_no_replica_for_was_not_tried() -> None:
+    nowhere = AttemptOutcome.NO_REPLICA
+    assert decide(run(nowhere, nowhere), run(nowhere, operation_id=SECOND)) == RunAgain(NOW)
+    assert decide(run(nowhere, DIED)) == RunAgain(NOW)
+    assert isinstance(decide(run(nowhere, DIED), run(DIED, operation_id=SECOND)), Finish)
+
+
 def test_a_tool_that_may_have_acted_ends_the_job_and_is_named() -> None:
     obstacle = Obstacle(GiveUp("tool_outcome_unknown", "…"), CallId("call_1"))
     assert decide(run(DIED), obstacle=obstacle) == Finish(

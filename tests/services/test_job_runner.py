@@ -246,3 +246,25 @@ async def test_a_cancel_that_another_gateway_has_taken_is_seen_by_the_one_that_r
     assert (await gateway.read()).state is JobState.CANCELLED
     assert run.over_at_client.is_set()
     assert gateway.sidecar.queues.idle
+
+
+async def test_a_job_that_nobody_was_asked_for_rests_and_costs_no_attempt() -> None:
+    """Its Envoy has no replica yet: both have just started."""
+    gateway = build()
+    await gateway.submit()
+    for _ in range(2):
+        await gateway.look()
+        run = gateway.envoy.took[-1]
+        await run.start()
+        await run.over(LogCause.NO_UPSTREAM)
+        await gateway.wait_idle()
+        assert (await gateway.read()).state is JobState.QUEUED
+        took = len(gateway.envoy.took)
+        await gateway.look()
+        assert len(gateway.envoy.took) == took
+        gateway.runner._resting.clear()  # its second is over
+    await gateway.look()
+    await gateway.envoy.took[-1].be_answered()
+    await gateway.wait_idle()
+    assert isinstance(await result(gateway), GiveAnswer)
+    assert len(gateway.envoy.took) == 3
