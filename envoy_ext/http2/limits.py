@@ -1,0 +1,46 @@
+"""What a peer may cost: sizes, counts, and how often."""
+
+from dataclasses import dataclass
+from typing import Final
+
+CLOSED_STREAMS_KEPT: Final = 1_000
+"""How many ended streams are remembered, to tell a late frame from a wrong one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one connection. Each has a number at which a peer is told, or is let go."""
+
+    max_frame_bytes: int = 16_384
+    """The payload of one frame: the least that HTTP/2 lets an endpoint announce, and its default."""
+    max_header_block_bytes: int = 16_384
+    """One request's headers as they come, over HEADERS and all CONTINUATION."""
+    max_header_list_bytes: int = 16_384
+    """The same unpacked, each field with HPACK's 32 bytes on top: gRPC's own hard limit for metadata."""
+    max_header_fields: int = 100
+    max_continuations: int = 16
+    """Frames of one header block; a block within its limit needs none."""
+    max_settings: int = 32
+    """Entries of one SETTINGS frame: nghttp2's number."""
+    max_streams: int = 100_000
+    """Open at once. Envoy opens three for a request, and refuses none by itself (its circuit breaker here is
+    as wide)."""
+    stream_window: int = 256 << 10
+    """What a stream may have on its way to us, or with us and not taken."""
+    connection_window: int = 512 << 20
+    """The same over all streams: those of 2,048 clients that take nothing, while others go on."""
+    max_unsent_answers: int = 1_000
+    """Acknowledgements and refusals that wait for a peer which reads nothing; nghttp2's number."""
+    output_batch_bytes: int = 256 << 10
+    """DATA that is handed to a transport before it may say that it is full."""
+    settings_frames: int = 20
+    """SETTINGS that may come at once, and how many more a second: each may move every stream's window."""
+    idle_frames: int = 10_000
+    """Frames without any use (PING, PRIORITY, empty DATA, unknown ones) that may come at once, and
+    how many more a second: a few per cent of one core."""
+    window_updates: int = 20_000
+    """The same of WINDOW_UPDATE. A peer that lets half a window pass sends far fewer; one that gives a byte
+    at a time asks for a frame for each."""
+    rapid_resets: int = 20_000
+    """Streams that a peer opens and resets before it has been answered, at once and a second: the clients of
+    thousands of waiting requests may leave together."""
