@@ -17,7 +17,6 @@ from envoy_ext.adapters.ads import AdsHub
 from envoy_ext.adapters.clock import SystemClock
 from envoy_ext.adapters.connect_probe import ConnectProbe
 from envoy_ext.adapters.engines import get_engine
-from envoy_ext.adapters.grpc_server import GrpcServer
 from envoy_ext.adapters.identity import IdentityReader
 from envoy_ext.adapters.ids import mint_attempt_id, mint_exchange_id, mint_operation_id
 from envoy_ext.adapters.ops_http import OpsServer
@@ -53,7 +52,7 @@ from envoy_ext.services.watching import Watcher
 from envoy_ext.wiring.callers import build_callers
 from envoy_ext.wiring.capacity import build_capacity_policies
 from envoy_ext.wiring.discovery import build_source, show_discovery
-from envoy_ext.wiring.doors import build_grpc, start_grpc, start_operations
+from envoy_ext.wiring.doors import EnvoyDoor, build_grpc, start_operations
 from envoy_ext.wiring.exchanges import (
     build_joining,
     build_keeping,
@@ -100,7 +99,7 @@ class App:
         self._journal: Store | None = None
         self._ownership: Ownership | None = None
         self._exchanges: Exchanges | None = None
-        self._grpc: GrpcServer | None = None
+        self._grpc: EnvoyDoor | None = None
         self._ops: OpsServer | None = None
         self._lease_doors: LeaseDoors | None = None
         self._fleet: Fleet | None = None
@@ -277,7 +276,7 @@ class App:
         tools = build_tools(config, journal, self.clock, observer, background)
         runs = None if job_parts is None else job_parts.runs
         self._grpc = build_grpc(config, arrivals, self._exchanges, authz, observer, metrics, hub, tools, runs)
-        self.grpc_port = await start_grpc(self._grpc, config.sidecar)
+        self.grpc_port = await self._grpc.start()
         self._ops = OpsServer(
             journal=journal,
             registry=self.registry,

@@ -9,9 +9,8 @@ import asyncio
 import errno
 import logging
 import os
-import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -25,30 +24,22 @@ from grpc_health.v1._async import HealthServicer
 from envoy_ext.adapters.accesslog import AccessLogSession
 from envoy_ext.adapters.ads import DIALECTS
 from envoy_ext.adapters.extproc_session import Outbox, Session
+from envoy_ext.adapters.grpc_services import (
+    CHECK,
+    NO_ROLE,
+    NOT_TRUTHFUL,
+    PROCESS,
+    STREAM_ACCESS_LOGS,
+    Services,
+    is_listened_at,
+)
 from envoy_ext.domain import names
-from envoy_ext.ports import Observer
 from envoy_ext.xds.dialects import Dialect
-
-_MESSAGE_OVERHEAD: Final = 1 << 20
-"""Room in a gRPC message for what is not the body: headers, attributes, framing."""
 
 _ABORTED: Final = object()
 _UNIX: Final = "unix:"
 
 log = logging.getLogger("envoy_ext")
-
-
-def _is_listened_at(path: str) -> bool:
-    """Whether a process listens at this socket; one that is stopped, or too busy to accept, does."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True
 
 
 class _StreamOutbox:
@@ -83,37 +74,15 @@ class _StreamOutbox:
 class GrpcServer:
     """Owns the listening socket. `start`, then `stop(grace)` once."""
 
-    def __init__(
-        self,
-        *,
-        delivery: Callable[[Outbox], Session],
-        attempt: Callable[[Outbox], Session],
-        tool: Callable[[Outbox], Session] | None = None,
-        caller: Callable[[Outbox], Session] | None = None,
-        run: Callable[[Outbox], Session] | None = None,
-        access_log: Callable[[], AccessLogSession],
-        discovery: Callable[[Outbox, Dialect], Session],
-        check: Callable[[Any], Awaitable[Any]],
-        observer: Observer,
-        max_request_bytes: int,
-    ) -> None:
-        self._processors = {names.ROLE_DELIVERY: delivery, names.ROLE_ATTEMPT: attempt}
-        if tool is not None:
-            self._processors[names.ROLE_TOOL] = tool
-        if caller is not None:
-            self._processors[names.ROLE_CALLER] = caller
-        if run is not None:
-            self._processors[names.ROLE_RUN] = run
-        self._access_log = access_log
+    def __init__(self, services: Services, discovery: Callable[[Outbox, Dialect], Session]) -> None:
+        self._services = services
         self._discovery = discovery
-        self._check = check
-        self._observer = observer
+        self._observer = services.observer
         self._health = HealthServicer()
         self._stopping = asyncio.Event()
-        limit = max_request_bytes + _MESSAGE_OVERHEAD
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_receive_message_length", services.max_message_bytes),
                 # What we send is ours: endpoints of a large fleet must not meet a limit for bodies.
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
@@ -137,7 +106,7 @@ class GrpcServer:
             OSError: the address cannot be listened at.
         """
         # gRPC would take the file of a running sidecar away from it, and remove it when either of them ends.
-        if address.startswith(_UNIX) and _is_listened_at(address.removeprefix(_UNIX)):
+        if address.startswith(_UNIX) and is_listened_at(address.removeprefix(_UNIX)):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         try:
             port = int(self._server.add_insecure_port(address))
@@ -168,12 +137,12 @@ class GrpcServer:
             self._stream_logs, StreamAccessLogsMessage.FromString, StreamAccessLogsResponse.SerializeToString
         )
         check = grpc.unary_unary_rpc_method_handler(
-            self._answer_check, CheckRequest.FromString, CheckResponse.SerializeToString
+            self._check, CheckRequest.FromString, CheckResponse.SerializeToString
         )
-        methods = {
-            "/envoy.service.ext_proc.v3.ExternalProcessor/Process": process,
-            "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs": logs,
-            "/envoy.service.auth.v3.Authorization/Check": check,
+        methods: dict[str, Any] = {
+            PROCESS: process,
+            STREAM_ACCESS_LOGS: logs,
+            CHECK: check,
         }
         for dialect in DIALECTS:
             methods[dialect.method] = grpc.stream_stream_rpc_method_handler(
@@ -199,11 +168,9 @@ class GrpcServer:
 
     async def _process(self, _requests: Any, context: Any) -> None:
         role = dict(context.invocation_metadata()).get(names.ROLE_METADATA)
-        build = self._processors.get(str(role))
+        build = self._services.find_processor(str(role))
         if build is None:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"initial metadata {names.ROLE_METADATA} names no role here"
-            )
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_ROLE)
             return
         await self._carry(context, build)
 
@@ -217,7 +184,7 @@ class GrpcServer:
                 if response is _ABORTED:
                     # First: its read would fail by our own abort, and look like a bug of the session.
                     await _cancel(reader)
-                    await context.abort(grpc.StatusCode.ABORTED, "the stream cannot be ended truthfully")
+                    await context.abort(grpc.StatusCode.ABORTED, NOT_TRUTHFUL)
                 await context.write(response)
         finally:
             reader.cancel()
@@ -244,7 +211,9 @@ class GrpcServer:
             outbox.abort()
 
     async def _stream_logs(self, requests: Any, _context: Any) -> Any:
-        reader = asyncio.get_running_loop().create_task(self._read_logs(requests, self._access_log()))
+        reader = asyncio.get_running_loop().create_task(
+            self._read_logs(requests, self._services.access_log())
+        )
         stopping = asyncio.get_running_loop().create_task(self._stopping.wait())
         try:
             await asyncio.wait((reader, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -261,8 +230,8 @@ class GrpcServer:
                 # Evidence that cannot be read is lost evidence, not a reason to lose the log stream.
                 self._observer.note_bug("access log", error)
 
-    async def _answer_check(self, request: Any, _context: Any) -> Any:
-        return await self._check(request)
+    async def _check(self, request: Any, _context: Any) -> Any:
+        return await self._services.check(request)
 
 
 async def _feed(context: Any, session: Session) -> bool:

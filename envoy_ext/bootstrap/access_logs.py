@@ -37,7 +37,7 @@ def _grpc_log(log_name: str, request_headers: list[str]) -> AccessLog:
     config = HttpGrpcAccessLogConfig(
         common_config=CommonGrpcAccessLogConfig(
             log_name=log_name,
-            grpc_service=grpc_to_sidecar(cluster=names.CLUSTER_SIDECAR_LOGS),
+            grpc_service=grpc_to_sidecar(names.CLUSTER_SIDECAR_LOGS),
             transport_api_version=ApiVersion.V3,
             buffer_size_bytes=SEND_EACH_ENTRY_BYTES,
             buffer_flush_interval=duration(FLUSH_S),

@@ -100,28 +100,47 @@ _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 def build_clusters(config: Config) -> list[Cluster]:
     """All of them but the one that leads to the sidecar."""
+    native = config.sidecar.transport == "native"
     return [
-        build_sidecar_cluster(config, names.CLUSTER_SIDECAR_LOGS),
+        *([_build_streams_cluster(config, names.CLUSTER_SIDECAR_STREAMS)] if native else []),
+        _build_streams_cluster(config, names.CLUSTER_SIDECAR_LOGS),
         build_egress_cluster(config),
         *(build_pool_cluster(pool, config.envoy.endpoints == "xds") for pool in config.pools),
     ]
 
 
-def build_sidecar_cluster(config: Config, name: str) -> Cluster:
-    """The sidecar's gRPC server, over a connection of this cluster's own.
+def name_streams_cluster(config: Config) -> str:
+    """The cluster that the filters speak to."""
+    native = config.sidecar.transport == "native"
+    return names.CLUSTER_SIDECAR_STREAMS if native else names.CLUSTER_SIDECAR
+
+
+def build_sidecar_cluster(config: Config) -> Cluster:
+    """gRPC's own server at the sidecar: for xDS, and for all else where no other transport is chosen."""
+    sidecar = config.sidecar
+    return _build_sidecar_cluster(names.CLUSTER_SIDECAR, sidecar.socket, sidecar.address, sidecar.port)
+
+
+def _build_streams_cluster(config: Config, name: str) -> Cluster:
+    """The transport of the streams of requests, over a connection of this cluster's own.
 
     The logs have one to themselves: behind a queue of request bodies, evidence of an attempt's end would come
     too late for its replay.
-
-    Pings only where a network can be cut: on a Unix socket the end of either side shows at once.
     """
     sidecar = config.sidecar
-    if sidecar.socket is not None:
-        address, http2 = pipe_address(sidecar.socket), _sidecar_http2()
+    if sidecar.transport == "native":
+        return _build_sidecar_cluster(name, config.streams_socket, sidecar.address, sidecar.streams_port)
+    return _build_sidecar_cluster(name, sidecar.socket, sidecar.address, sidecar.port)
+
+
+def _build_sidecar_cluster(name: str, socket: str | None, host: str | None, port: int | None) -> Cluster:
+    """Pings only where a network can be cut: on a Unix socket the end of either side shows at once."""
+    if socket is not None:
+        address, http2 = pipe_address(socket), _sidecar_http2()
     else:
-        assert sidecar.address is not None  # both are held by the config model
-        assert sidecar.port is not None
-        address = socket_address(sidecar.address, sidecar.port)
+        assert host is not None  # both are held by the config model
+        assert port is not None
+        address = socket_address(host, port)
         # A gRPC server takes pings on a quiet connection for abuse (GOAWAY, too_many_pings) unless it is
         # told otherwise; ours is.
         http2 = _sidecar_http2()

@@ -52,13 +52,14 @@ def build_body_buffer(max_request_bytes: int) -> HttpFilter:
     return _http_filter("envoy.filters.http.buffer", Buffer(max_request_bytes=max_request_bytes))
 
 
-def build_caller_filter() -> HttpFilter:
+def build_caller_filter(cluster: str) -> HttpFilter:
     """Asks who it is before the body is taken in: a stranger has no room in any buffer.
 
     The delivery filter stands behind the buffer, and hears of a request when all of it is there.
     """
     skip = ProcessingModeBodySendMode.NONE
     processor = _build_processor(
+        cluster,
         names.ROLE_CALLER,
         ProcessingMode(
             request_header_mode=_SEND,
@@ -73,12 +74,13 @@ def build_caller_filter() -> HttpFilter:
     return _http_filter("envoy.filters.http.ext_proc", processor)
 
 
-def build_delivery_filter(role: str = names.ROLE_DELIVERY) -> HttpFilter:
+def build_delivery_filter(cluster: str, role: str = names.ROLE_DELIVERY) -> HttpFilter:
     """One stream for each exchange: the whole request, and every chunk of the answer before its client.
 
     `role` tells the sidecar at which listener that is: of a client's requests, or of its own for jobs.
     """
     processor = _build_processor(
+        cluster,
         role,
         ProcessingMode(
             request_header_mode=_SEND,
@@ -96,9 +98,10 @@ def build_delivery_filter(role: str = names.ROLE_DELIVERY) -> HttpFilter:
     return _http_filter("envoy.filters.http.ext_proc", processor)
 
 
-def build_attempt_filter() -> HttpFilter:
+def build_attempt_filter(cluster: str) -> HttpFilter:
     """One stream for each attempt: may it start, and may its answer out yet; then the sidecar leaves it."""
     processor = _build_processor(
+        cluster,
         names.ROLE_ATTEMPT,
         ProcessingMode(
             request_header_mode=_SEND,
@@ -115,9 +118,10 @@ def build_attempt_filter() -> HttpFilter:
     return _http_filter("envoy.filters.http.ext_proc", processor)
 
 
-def build_tool_filter() -> HttpFilter:
+def build_tool_filter(cluster: str) -> HttpFilter:
     """One stream for each call of a tool: may it leave, and its result before the engine has all of it."""
     processor = _build_processor(
+        cluster,
         names.ROLE_TOOL,
         ProcessingMode(
             request_header_mode=_SEND,
@@ -162,9 +166,9 @@ def build_router() -> HttpFilter:
     return _http_filter("envoy.filters.http.router", Router(suppress_envoy_headers=True))
 
 
-def _build_processor(role: str, mode: ProcessingMode) -> ExternalProcessor:
+def _build_processor(cluster: str, role: str, mode: ProcessingMode) -> ExternalProcessor:
     return ExternalProcessor(
-        grpc_service=grpc_to_sidecar({names.ROLE_METADATA: role}),
+        grpc_service=grpc_to_sidecar(cluster, {names.ROLE_METADATA: role}),
         processing_mode=mode,
         message_timeout=duration(MESSAGE_TIMEOUT_S),
         max_message_timeout=duration(MAX_MESSAGE_TIMEOUT_S),

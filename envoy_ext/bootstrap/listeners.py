@@ -30,6 +30,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.google.protobuf import Any
 
 from envoy_ext.bootstrap.access_logs import build_attempt_log, build_exchange_log
+from envoy_ext.bootstrap.clusters import name_streams_cluster
 from envoy_ext.bootstrap.filters import (
     build_attempt_filter,
     build_body_buffer,
@@ -145,9 +146,9 @@ def build_ingress_listener(config: Config, routes: Routes) -> Listener:
         access_log=[build_exchange_log()],
         access_log_options=_tell_progress(compute_look_s(stall_s)),
         http_filters=[
-            *(() if config.callers is None else (build_caller_filter(),)),
+            *(() if config.callers is None else (build_caller_filter(name_streams_cluster(config)),)),
             build_body_buffer(config.limits.max_request_bytes),
-            build_delivery_filter(),
+            build_delivery_filter(name_streams_cluster(config)),
             build_router(),
         ],
     )
@@ -177,7 +178,11 @@ def build_egress_listener(config: Config, routes: Routes) -> Listener:
         access_log_options=_tell_progress(
             min(compute_look_s(config.limits.client_write_stall), UNCONFIRMED_LOOK_S)
         ),
-        http_filters=[build_attempt_filter(), build_endpoint_hint(), build_router()],
+        http_filters=[
+            build_attempt_filter(name_streams_cluster(config)),
+            build_endpoint_hint(),
+            build_router(),
+        ],
     )
     address = pipe_address(config.egress_socket, mode=0o600)
     return build_listener(names.LISTENER_EGRESS, manager, routes, address)
@@ -205,7 +210,7 @@ def build_jobs_listener(config: Config, routes: Routes) -> Listener:
         access_log_options=_tell_progress(compute_look_s(config.limits.client_write_stall)),
         http_filters=[
             build_body_buffer(config.limits.max_request_bytes),
-            build_delivery_filter(names.ROLE_RUN),
+            build_delivery_filter(name_streams_cluster(config), names.ROLE_RUN),
             build_router(),
         ],
     )

@@ -22,8 +22,6 @@ from envoy_data_plane.envoy.config.core.v3 import (
 )
 from envoy_data_plane.google.protobuf import Any
 
-from envoy_ext.domain import names
-
 CONNECTION_BUFFER_BYTES: Final = 1 << 20
 """What a connection may hold before the other side has to wait: Envoy's default, spelled out because it
 decides how much of an answer a slow client can leave in memory. Request bodies are not bound by it."""
@@ -91,9 +89,7 @@ def set_header(name: str, value: str) -> HeaderValueOption:
     )
 
 
-def grpc_to_sidecar(
-    metadata: dict[str, str] | None = None, cluster: str = names.CLUSTER_SIDECAR
-) -> GrpcService:
+def grpc_to_sidecar(cluster: str, metadata: dict[str, str] | None = None) -> GrpcService:
     return GrpcService(
         envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster),
         initial_metadata=[HeaderValue(key=key, value=value) for key, value in (metadata or {}).items()],

@@ -7,7 +7,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import Cluster
 from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration
 
-from envoy_ext.bootstrap.clusters import build_clusters, build_sidecar_cluster
+from envoy_ext.bootstrap.clusters import build_clusters, build_sidecar_cluster, name_streams_cluster
 from envoy_ext.bootstrap.listeners import (
     build_egress_listener,
     build_ingress_listener,
@@ -44,7 +44,8 @@ def build_resources(config: Config) -> Resources:
         routes.append(job_routes)
     if config.tools is not None:
         tool_routes = build_tool_routes(config.tools)
-        listeners.append(build_tool_listener(config.tools, routes_from_sidecar(tool_routes.name)))
+        by_name = routes_from_sidecar(tool_routes.name)
+        listeners.append(build_tool_listener(config.tools, name_streams_cluster(config), by_name))
         routes.append(tool_routes)
         clusters += build_tool_clusters(config.tools)
     return Resources(tuple(clusters), tuple(listeners), tuple(routes))
@@ -56,16 +57,17 @@ def build_static_resources(config: Config) -> BootstrapStaticResources:
         build_ingress_listener(config, build_ingress_routes(config)),
         build_egress_listener(config, build_egress_routes(config)),
     ]
-    clusters = [build_sidecar_cluster(config, names.CLUSTER_SIDECAR), *build_clusters(config)]
+    clusters = [build_sidecar_cluster(config), *build_clusters(config)]
     if config.jobs is not None:
         job_routes = build_ingress_routes(config, names.LISTENER_JOBS)
         listeners.append(build_jobs_listener(config, job_routes))
     if config.tools is not None:
-        listeners.append(build_tool_listener(config.tools, build_tool_routes(config.tools)))
+        tool_routes = build_tool_routes(config.tools)
+        listeners.append(build_tool_listener(config.tools, name_streams_cluster(config), tool_routes))
         clusters += build_tool_clusters(config.tools)
     return BootstrapStaticResources(listeners=listeners, clusters=clusters)
 
 
 def build_way_to_sidecar(config: Config) -> BootstrapStaticResources:
     """All that has to be there before anything can come over xDS."""
-    return BootstrapStaticResources(clusters=[build_sidecar_cluster(config, names.CLUSTER_SIDECAR)])
+    return BootstrapStaticResources(clusters=[build_sidecar_cluster(config)])

@@ -69,8 +69,8 @@ CALLS_PER_CONNECTION: Final = 1
 is the smaller cost."""
 
 
-def build_tool_listener(tools: Tools, routes: Routes) -> Listener:
-    """Faces the engines: HTTP/1.1 or HTTP/2 without TLS."""
+def build_tool_listener(tools: Tools, cluster: str, routes: Routes) -> Listener:
+    """Faces the engines: HTTP/1.1 or HTTP/2 without TLS. Its filter speaks to the sidecar over `cluster`."""
     manager = HttpConnectionManager(
         stat_prefix=names.LISTENER_TOOLS,
         codec_type=HttpConnectionManagerCodecType.AUTO,
@@ -86,7 +86,7 @@ def build_tool_listener(tools: Tools, routes: Routes) -> Listener:
         request_timeout=duration(UPLOAD_S),
         stream_idle_timeout=NEVER,
         local_reply_config=build_tool_replies(),
-        http_filters=[build_body_buffer(tools.max_request_bytes), build_tool_filter(), build_router()],
+        http_filters=[build_body_buffer(tools.max_request_bytes), build_tool_filter(cluster), build_router()],
     )
     place = tools.listener
     if place.socket is not None:

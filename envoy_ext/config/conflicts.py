@@ -12,7 +12,15 @@ from envoy_ext.config.jobs import find_jobs_conflicts
 from envoy_ext.config.journal_conflicts import find_journal_conflicts
 from envoy_ext.config.ladder import find_ladder_mistakes
 from envoy_ext.config.mistakes import Location, format_location
-from envoy_ext.config.model import DEFAULT_SIDECAR_SOCKET, Admin, Envoy, Ingress, LeaseDoor, Operations
+from envoy_ext.config.model import (
+    DEFAULT_SIDECAR_SOCKET,
+    STREAMS_SOCKET,
+    Admin,
+    Envoy,
+    Ingress,
+    LeaseDoor,
+    Operations,
+)
 from envoy_ext.config.section import check_socket_path
 from envoy_ext.config.tools import ToolListener
 from envoy_ext.config.urls import parse_replica_url
@@ -126,17 +134,18 @@ def _claim(
 def _find_shared_ports(data: Mapping) -> Iterator[tuple[Location, str]]:
     """Two listeners on one port; the line stands at a key that the file has, not at a default."""
     claimed: list[tuple[Location, object, object]] = []
-    for at, default in (
-        (("ingress",), Ingress()),
-        (("operations",), Operations()),
-        (("envoy", "admin"), Admin()),
-        (("sidecar",), None),
-        (("lease", "http"), LeaseDoor(port=0)),
-        (("lease", "grpc"), LeaseDoor(port=0)),
-        (("tools", "listener"), ToolListener(port=0)),
+    for at, default, key in (
+        (("ingress",), Ingress(), "port"),
+        (("operations",), Operations(), "port"),
+        (("envoy", "admin"), Admin(), "port"),
+        (("sidecar",), None, "port"),
+        (("sidecar",), None, "streams_port"),
+        (("lease", "http"), LeaseDoor(port=0), "port"),
+        (("lease", "grpc"), LeaseDoor(port=0), "port"),
+        (("tools", "listener"), ToolListener(port=0), "port"),
     ):
         section = _section(data, at)
-        port = section.get("port", default.port if default else None)
+        port = section.get(key, default.port if default else None)
         address = section.get("address", default.address if default else None)
         if section is _NO_SECTION or not isinstance(port, int) or port == 0:
             continue
@@ -145,11 +154,8 @@ def _find_shared_ports(data: Mapping) -> Iterator[tuple[Location, str]]:
                 address == other_address or address in _EVERY_ADDRESS or other_address in _EVERY_ADDRESS
             )
             if port == other_port and same_address:
-                here, there = (at, other) if "port" in section else (other, at)
-                yield (
-                    (*here, "port"),
-                    f"the same port as {format_location(there)}: give one of the two another",
-                )
+                here, there = ((*at, key), other) if key in section else ((*other, "port"), at)
+                yield here, f"the same port as {format_location(there)}: give one of the two another"
         claimed.append((at, address, port))
 
 
@@ -158,6 +164,7 @@ def _find_socket_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
     egress = _section(data, ("envoy",)).get("egress_socket")
     if not isinstance(sidecar, str) or not _is_socket_path(sidecar):
         return
+    yield from _find_streams_socket_conflicts(data, sidecar, egress)
     if egress is None and not _is_socket_path(sidecar.rpartition("/")[0] + "/egress.sock"):
         message = (
             "too long for Envoy's own socket, egress.sock beside it: shorten it, or set envoy.egress_socket"
@@ -170,6 +177,30 @@ def _find_socket_conflicts(data: Mapping) -> Iterator[tuple[Location, str]]:
         yield ("tools", "listener", "socket"), "the same path as sidecar.socket: they are two sockets"
     elif tools is not None and tools in (egress, sidecar.rpartition("/")[0] + "/egress.sock"):
         yield ("tools", "listener", "socket"), "the path of Envoy's own socket: write another"
+
+
+def _find_streams_socket_conflicts(
+    data: Mapping, sidecar: str, egress: object
+) -> Iterator[tuple[Location, str]]:
+    """The native transport has a socket of its own, beside the sidecar's."""
+    if _section(data, ("sidecar",)).get("transport") != "native":
+        return
+    streams = sidecar.rpartition("/")[0] + f"/{STREAMS_SOCKET}"
+    message = (
+        f"the path of the native transport's socket, {STREAMS_SOCKET} beside the sidecar's: write another"
+    )
+    for at, path in (
+        (("sidecar", "socket"), sidecar),
+        (("envoy", "egress_socket"), egress),
+        (("tools", "listener", "socket"), _section(data, ("tools", "listener")).get("socket")),
+    ):
+        if path == streams:
+            yield at, message
+    if not _is_socket_path(streams):
+        yield (
+            ("sidecar", "socket"),
+            f"too long for the native transport's, {STREAMS_SOCKET} beside it: shorten it",
+        )
 
 
 def _find_endpoints_apart(data: Mapping) -> Iterator[tuple[Location, str]]:

@@ -1,5 +1,6 @@
 """The configuration file as one frozen model; every default stands here or in the section it belongs to."""
 
+from ipaddress import ip_address
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 
@@ -29,6 +30,8 @@ from envoy_ext.config.tools import Tools
 from envoy_ext.domain.errors import ConfigError
 
 DEFAULT_SIDECAR_SOCKET = "/run/envoy-ext/sidecar.sock"
+STREAMS_SOCKET = "streams.sock"
+"""The native transport's, beside the sidecar's socket."""
 
 
 class Ingress(Section):
@@ -53,6 +56,11 @@ class Sidecar(Section):
     socket: SocketPath | None = None
     address: IpAddress | None = None
     port: Port | None = None
+    transport: Literal["grpc_aio", "native"] = "grpc_aio"
+    """What carries the streams of requests: `grpc_aio`, gRPC's own server; `native`, one of our own beside
+    it, which costs a fraction of that and serves an Envoy on the same host alone."""
+    streams_port: Port | None = None
+    """Where `native` listens beside `port`. Beside `socket` it is the socket `streams.sock`."""
 
     @model_validator(mode="after")
     def _check_one_way(self) -> Self:
@@ -62,6 +70,27 @@ class Sidecar(Section):
             raise PydanticCustomError("sidecar", "needs socket, or address and port")
         if self.socket is None and self.address is None:
             raise PydanticCustomError("sidecar", "needs an address beside port, such as 127.0.0.1")
+        return self
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> Self:
+        native = self.transport == "native"
+        if self.streams_port is not None and not (native and self.port is not None):
+            raise PydanticCustomError(
+                "sidecar", "has streams_port without transport: native and a port: remove it, or set both"
+            )
+        if not native or self.address is None:
+            return self
+        if not ip_address(self.address).is_loopback:
+            raise PydanticCustomError(
+                "sidecar",
+                "has transport: native, which is for an Envoy on the same host: set address to 127.0.0.1, "
+                "or write socket in its place, or set transport to grpc_aio",
+            )
+        if self.streams_port is None:
+            raise PydanticCustomError(
+                "sidecar", "needs streams_port, where transport: native listens beside port"
+            )
         return self
 
 
@@ -229,15 +258,23 @@ class Config(Section):
         """The Unix socket at which Envoy takes the runs of jobs: beside the one between its two listeners."""
         return str(PurePosixPath(self.egress_socket).with_name("jobs.sock"))
 
+    @property
+    def streams_socket(self) -> str | None:
+        """The Unix socket of the native transport; None where there is none, or it listens at a port."""
+        sidecar = self.sidecar
+        if sidecar.transport != "native" or sidecar.socket is None:
+            return None
+        return str(PurePosixPath(sidecar.socket).with_name(STREAMS_SOCKET))
+
     def with_sockets_in(self, directory: str) -> "Config":
-        """The same configuration with both Unix sockets in one private directory."""
+        """The same configuration with all Unix sockets in one private directory."""
         sidecar, egress = f"{directory}/sidecar.sock", f"{directory}/egress.sock"
         try:
             check_socket_path(sidecar)
         except PydanticCustomError as mistake:
             raise ConfigError([f"{sidecar}: {mistake.message()}"]) from None
         sockets = {
-            "sidecar": Sidecar(socket=sidecar),
+            "sidecar": Sidecar(socket=sidecar, transport=self.sidecar.transport),
             "envoy": self.envoy.model_copy(update={"egress_socket": egress}),
         }
         return self.model_copy(update=sockets)

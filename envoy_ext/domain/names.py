@@ -71,6 +71,8 @@ REPLICA_ATTRIBUTE: Final = "xds.upstream_host_metadata.filter_metadata['envoy_ex
 # Clusters and listeners in the rendered configuration.
 CLUSTER_SIDECAR: Final = "envoy_ext_sidecar"
 CLUSTER_SIDECAR_LOGS: Final = "envoy_ext_sidecar_logs"
+CLUSTER_SIDECAR_STREAMS: Final = "envoy_ext_sidecar_streams"
+"""The native transport's; without it CLUSTER_SIDECAR carries the streams too."""
 CLUSTER_EGRESS: Final = "envoy_ext_egress"
 POOL_CLUSTER_PREFIX: Final = "pool_"
 TOOL_CLUSTER_PREFIX: Final = "tool_"

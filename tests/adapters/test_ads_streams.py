@@ -12,6 +12,7 @@ import pytest
 from envoy_ext.adapters import grpc_server
 from envoy_ext.adapters.ads import DIALECTS, AdsHub, AdsSession
 from envoy_ext.adapters.grpc_server import GrpcServer
+from envoy_ext.adapters.grpc_services import Services
 from envoy_ext.xds.dialects import MOST_NAMES, STATE_OF_THE_WORLD, Dialect
 from envoy_ext.xds.kinds import Kind
 from envoy_ext.xds.snapshot import Snapshot
@@ -87,15 +88,15 @@ class Served:
         self.observer = Watcher()
         self.hub = AdsHub(lambda note: None, lambda where, error: self.observer.note_bug(where, error))
         self.hub.publish(snapshot)
-        self.server = GrpcServer(
+        services = Services(
             delivery=_nobody,
             attempt=_nobody,
             access_log=_nobody,
-            discovery=lambda outbox, dialect: AdsSession(self.hub, outbox, dialect),
             check=_check_nothing,
             observer=self.observer,
             max_request_bytes=1 << 24,
         )
+        self.server = GrpcServer(services, lambda outbox, dialect: AdsSession(self.hub, outbox, dialect))
 
     async def wait_streams(self, count: int) -> None:
         async with asyncio.timeout(WAIT_S):

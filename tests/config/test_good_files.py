@@ -77,6 +77,7 @@ def test_every_key_is_read() -> None:
     assert config.envoy.admin is not None
     assert config.envoy.admin.address == "::1"
     assert config.egress_socket == "/run/other/e.sock"
+    assert (config.sidecar.transport, config.streams_socket) == ("native", "/run/other/streams.sock")
     assert (config.envoy.resources, config.envoy.endpoints) == ("static", "xds")
     assert config.limits.client_write_stall == 120
     assert config.lease.margin == 0.5
@@ -196,6 +197,19 @@ def test_both_sockets_move_into_a_private_directory() -> None:
     assert config.sidecar == Sidecar(socket="/tmp/private/sidecar.sock")
     assert config.egress_socket == "/tmp/private/egress.sock"
     assert config.envoy.admin is None
+
+
+def test_the_native_transport_moves_with_them() -> None:
+    config = load("native_over_tcp")
+    assert (config.sidecar.streams_port, config.streams_socket) == (9904, None)
+    moved = config.with_sockets_in("/tmp/private")
+    assert moved.sidecar == Sidecar(socket="/tmp/private/sidecar.sock", transport="native")
+    assert moved.streams_socket == "/tmp/private/streams.sock"
+
+
+def test_there_is_no_other_socket_unless_the_native_transport_is_chosen() -> None:
+    assert load("smallest").sidecar.transport == "grpc_aio"
+    assert load("smallest").streams_socket is None
 
 
 def test_a_private_directory_too_deep_for_a_socket_is_a_mistake_with_its_path() -> None:

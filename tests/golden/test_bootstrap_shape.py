@@ -27,6 +27,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "names in the bootstrap": STATIC | NAMED,
     "sidecar over tcp": {"sidecar": {"address": "127.0.0.1", "port": 9903}},
     "sidecar over tcp6": {"sidecar": {"address": "::1", "port": 9903}},
+    "native": {"sidecar": {"socket": "/run/a/s.sock", "transport": "native"}},
+    "native over tcp6": {
+        "sidecar": {"address": "::1", "port": 9903, "transport": "native", "streams_port": 9904}
+    },
     "no admin port": {"envoy": {"admin": None}},
     "one attempt": {"on_upstream_failure": {"before_first_delta": {"max_attempts": 1}}},
     "no replays": {"on_upstream_failure": {"before_first_delta": {"action": "fail"}}},
@@ -231,6 +235,57 @@ def test_both_access_logs_send_every_entry_at_once() -> None:
         service = log["common_config"]["grpc_service"]["envoy_grpc"]
         assert service == {"cluster_name": names.CLUSTER_SIDECAR_LOGS}
         assert log["additional_request_headers_to_log"] == headers
+
+
+def find_places(bootstrap: dict[str, Any]) -> dict[str, Any]:
+    """Where the clusters that lead to the sidecar do so."""
+    return {
+        one["name"]: one["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]
+        for one in bootstrap["static_resources"]["clusters"]
+        if "sidecar" in one["name"]
+    }
+
+
+def find_processor_clusters(bootstrap: dict[str, Any]) -> set[str]:
+    """Which cluster each ext_proc filter speaks to."""
+    return {
+        one["typed_config"]["grpc_service"]["envoy_grpc"]["cluster_name"]
+        for listener in bootstrap["static_resources"]["listeners"]
+        for one in listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
+        if one["name"] == "envoy.filters.http.ext_proc"
+    }
+
+
+def test_one_server_carries_everything_unless_told_otherwise() -> None:
+    bootstrap = render(VARIANTS["tools"])
+    assert find_places(bootstrap).keys() == {names.CLUSTER_SIDECAR, names.CLUSTER_SIDECAR_LOGS}
+    assert find_processor_clusters(bootstrap) == {names.CLUSTER_SIDECAR}
+
+
+@pytest.mark.parametrize(
+    ("variant", "control", "streams"),
+    [
+        ("native", {"pipe": {"path": "/run/a/s.sock"}}, {"pipe": {"path": "/run/a/streams.sock"}}),
+        (
+            "native over tcp6",
+            {"socket_address": {"address": "::1", "port_value": 9903}},
+            {"socket_address": {"address": "::1", "port_value": 9904}},
+        ),
+    ],
+)
+def test_the_native_transport_carries_all_filters_and_logs_and_no_xds(
+    variant: str, control: dict[str, Any], streams: dict[str, Any]
+) -> None:
+    bootstrap = render(VARIANTS["tools"] | VARIANTS[variant])
+    assert find_places(bootstrap) == {
+        names.CLUSTER_SIDECAR: control,
+        names.CLUSTER_SIDECAR_STREAMS: streams,
+        names.CLUSTER_SIDECAR_LOGS: streams,
+    }
+    assert find_processor_clusters(bootstrap) == {names.CLUSTER_SIDECAR_STREAMS}
+    assert bootstrap["dynamic_resources"]["ads_config"]["grpc_services"][0]["envoy_grpc"]["cluster_name"] == (
+        names.CLUSTER_SIDECAR
+    )
 
 
 def test_every_duration_and_size_of_the_configuration_arrives() -> None:

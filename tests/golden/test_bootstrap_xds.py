@@ -64,6 +64,13 @@ def test_a_broken_stream_is_opened_again_within_two_seconds(envoy: dict[str, str
     assert back_off == {"base_interval": "0.200s", "max_interval": "2s"}
 
 
+def test_another_transport_changes_nothing_in_the_bootstrap() -> None:
+    place = {"socket": "/run/a/s.sock"}
+    plain, native = (parse(sidecar=place | {"transport": one}) for one in ("grpc_aio", "native"))
+    assert render_bootstrap(plain) == render_bootstrap(native)
+    assert list_versions(plain) != list_versions(native)
+
+
 @pytest.mark.with_envoy
 async def test_envoy_accepts_the_bootstrap(tmp_path: Path) -> None:
     path = tmp_path / "envoy.json"
@@ -73,7 +80,8 @@ async def test_envoy_accepts_the_bootstrap(tmp_path: Path) -> None:
 
 def test_the_resources_are_what_a_full_bootstrap_holds() -> None:
     """All but where listeners have their routes from."""
-    config = parse(pools=[CHAT, CODE], tools=TOOLS, jobs={})
+    native = {"socket": "/run/a/s.sock", "transport": "native"}
+    config = parse(pools=[CHAT, CODE], tools=TOOLS, jobs={}, sidecar=native)
     built = build_resources(config)
     full = render_full_bootstrap(config)["static_resources"]
     clusters = {one["name"]: one for one in full["clusters"]}

@@ -8,6 +8,7 @@ through with its gateway, nothing may be in flight and no bug of ours may have b
 import asyncio
 import contextlib
 import logging
+import os
 import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +19,8 @@ import openai
 
 from envoy_ext.adapters.envoy_process import find_envoy
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
-from envoy_ext.config import Config, parse_config
+from envoy_ext.config import Config, Sidecar, parse_config
+from envoy_ext.config.model import DEFAULT_SIDECAR_SOCKET
 from envoy_ext.domain.operation import Operation
 from envoy_ext.services.live_exchange import LiveExchange
 from envoy_ext.sim.engine import SimEngine
@@ -196,6 +198,9 @@ async def run_gateway(
 @contextlib.asynccontextmanager
 async def run_stack(config: Config, engines: dict[str, SimEngine]) -> AsyncIterator[Gateway]:
     """The gateway alone, in front of engines that somebody else starts and ends."""
+    if os.environ.get("TRANSPORT") == "native":  # make with-envoy TRANSPORT=native
+        sidecar = Sidecar(socket=DEFAULT_SIDECAR_SOCKET, transport="native")
+        config = config.model_copy(update={"sidecar": sidecar})
     async with contextlib.AsyncExitStack() as opened:
         stack = Stack(config, find_envoy())
         try:

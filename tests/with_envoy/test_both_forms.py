@@ -1,6 +1,7 @@
-"""The failures that matter most, with a full bootstrap and with all but the way to the sidecar over xDS.
+"""The failures that matter most, with a full bootstrap and with all but the way to the sidecar over xDS; and
+with both transports of the streams.
 
-The other files play everything with one of the two; what they show may not depend on which.
+The other files play everything with one of each; what they show may not depend on which.
 """
 
 from collections.abc import AsyncIterator
@@ -24,14 +25,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOKENS = 6
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["static", "xds"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["static", "xds", "native"])
 async def gateway(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
-    """A gateway whose Envoy has its resources from there."""
-    envoy = {"concurrency": 1, "admin": {"port": 0}, "resources": request.param}
+    """A gateway whose Envoy has its resources from there; or, by `native`, all that is not the default."""
+    native = request.param == "native"
+    envoy = {"concurrency": 1, "admin": {"port": 0}, "resources": "xds" if native else request.param}
+    sidecar = {"socket": "/run/moved.sock", "transport": "native" if native else "grpc_aio"}
     directory = tmp_path_factory.mktemp("gateway")
-    async with run_gateway(directory, "abc", engine={"token_s": 0.02}, envoy=envoy) as running:
+    async with run_gateway(
+        directory, "abc", engine={"token_s": 0.02}, envoy=envoy, sidecar=sidecar
+    ) as running:
         yield running
 
 
