@@ -62,6 +62,11 @@ class RawClient:
     def say(self, *parts: bytes) -> None:
         self.writer.write(b"".join(parts))
 
+    def go_deaf(self) -> None:
+        """Read nothing, not even into a buffer."""
+        assert isinstance(self.writer.transport, asyncio.ReadTransport)
+        self.writer.transport.pause_reading()
+
     async def read_until(self, kind: int) -> list[client.Frame]:
         """Frames up to the first of this kind."""
         found: list[client.Frame] = []
@@ -225,6 +230,7 @@ async def test_a_stop_waits_for_no_client_that_reads_nothing(
 ) -> None:
     monkeypatch.setattr(grpc_native, "LAST_BYTES_S", 0.05)
     deaf = await dial(served)
+    deaf.go_deaf()
     deaf.say(client.PREFACE + client.settings(window=1 << 30), client.window_update(0, 1 << 30))
     deaf.say(client.headers(1, STREAM), client.data(1, client.message(build_request(b"large:9000000"))))
     async with asyncio.timeout(WAIT_S):
@@ -303,27 +309,29 @@ async def test_a_session_that_cannot_begin_costs_one_call(tmp_path: Path) -> Non
 
 
 async def test_what_waits_for_a_client_that_reads_nothing_is_bounded(served: Served, dial: Dial) -> None:
-    """It sends as much as it may, each message is answered with as much, and it takes none of that."""
+    """It has opened every window, sends as much as it may, is answered with more, and takes none of that."""
     deaf = await dial(served)
+    deaf.go_deaf()
     deaf.say(client.PREFACE + client.settings(window=1 << 30), client.window_update(0, 1 << 30))
-    deaf.say(client.headers(1, STREAM))
+    deaf.say(client.headers(1, STREAM), client.data(1, client.message(build_request(b"large:4000000"))))
     message = client.message(build_request(b"echo:" + b"x" * 15_000))
     window = server_of(served).limits.stream_window
-    sent = 0
-    while sent + len(message) <= window:
-        deaf.say(client.data(1, message))
-        sent += len(message)
-    for _ in range(20):
-        await asyncio.sleep(0.02)
+    count = window // len(message) - 1
+    deaf.say(client.data(1, message) * count)
+    async with asyncio.timeout(WAIT_S):
+        while not served.sessions or len(served.sessions[0].heard) < 1 + count:
+            await asyncio.sleep(0.01)
     (connection,) = server_of(served)._connections
-    held = connection.calls.connection.statistics()
     transport = connection._transport
     assert transport is not None
-    # More would be a fault of the client: it has been given no window for what waits.
-    assert held["uncredited"] <= window
-    assert transport.get_write_buffer_size() <= grpc_native.WRITE_BUFFER_BYTES + (512 << 10)
-    frames = []
-    async with asyncio.timeout(WAIT_S):
-        while sum(one.kind == client.DATA for one in frames) < sent // len(message):
-            frames += await deaf.read_until(client.DATA)
-    assert sum(len(one.payload) for one in frames if one.kind == client.DATA) > sent - 16_384
+    batch = server_of(served).limits.output_batch_bytes
+    assert transport.get_write_buffer_size() <= grpc_native.WRITE_BUFFER_BYTES + batch + (64 << 10)
+    # No window for what it has sent: more would be its fault.
+    assert connection.calls.connection.statistics()["uncredited"] > window - (32 << 10)
+    assert isinstance(deaf.writer.transport, asyncio.ReadTransport)
+    deaf.writer.transport.resume_reading()
+    expected, found = 4_000_000 + 15_000 * count, 0
+    while found < expected:
+        found += sum(
+            len(one.payload) for one in await deaf.read_until(client.DATA) if one.kind == client.DATA
+        )

@@ -228,6 +228,26 @@ async def test_a_question_of_ext_authz(path: str, code: int | None, tmp_path: Pa
         assert auth.CheckResponse.FromString(results[0]).status.code == code
 
 
+async def test_a_question_that_nobody_waits_for_is_decided_no_more(tmp_path: Path) -> None:
+    for transport in TRANSPORTS:
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        async def wait(_: Any, asked: asyncio.Event = asked, gone: asyncio.Event = gone) -> Any:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                gone.set()
+
+        async with serve(transport, tmp_path, wait) as served, connect(served.address) as channel:
+            call = channel.unary_unary(CHECK)(b"")
+            async with asyncio.timeout(WAIT_S):
+                await asked.wait()
+                call.cancel()
+                await gone.wait()
+        assert served.watcher.bugs == []
+
+
 async def test_a_question_that_is_none(tmp_path: Path) -> None:
     """Where they differ: gRPC's statuscodes.md has INTERNAL for it, grpc.aio UNKNOWN. Envoy denies both."""
     codes = []
