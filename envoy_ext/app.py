@@ -72,6 +72,7 @@ from envoy_ext.wiring.journal import open_journal
 from envoy_ext.wiring.lease import LeaseDoors
 from envoy_ext.wiring.notes import count_xds, note_change
 from envoy_ext.wiring.ownership import Ownership
+from envoy_ext.wiring.replica_keys import build_replica_keys
 from envoy_ext.wiring.resource import build_fixed_resources
 from envoy_ext.wiring.retention import RetentionNotes, build_retention_policy
 from envoy_ext.wiring.tools import build_tools, list_tools
@@ -178,7 +179,10 @@ class App:
             on_change=lambda change: self._take_change(change, metrics),
         )
         self._fleet = fleet
-        self._scraper, self._identities = Scraper(self.clock), IdentityReader()
+        replica_keys = build_replica_keys(config)
+        self._run(replica_keys.run(), observer)
+        self._scraper = Scraper(self.clock, read_key=replica_keys.read)
+        self._identities = IdentityReader(read_key=replica_keys.read)
         watcher = Watcher(
             self._scraper,
             self._identities,
@@ -275,7 +279,18 @@ class App:
         )
         tools = build_tools(config, journal, self.clock, observer, background)
         runs = None if job_parts is None else job_parts.runs
-        self._grpc = build_grpc(config, arrivals, self._exchanges, authz, observer, metrics, hub, tools, runs)
+        self._grpc = build_grpc(
+            config,
+            arrivals,
+            self._exchanges,
+            authz,
+            observer,
+            metrics,
+            hub,
+            tools,
+            runs,
+            replica_keys.read,
+        )
         self.grpc_port = await self._grpc.start()
         self._ops = OpsServer(
             journal=journal,

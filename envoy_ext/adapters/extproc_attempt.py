@@ -17,6 +17,7 @@ from envoy_ext.domain.events import AttemptAnswered, AttemptBody, AttemptClosed,
 from envoy_ext.domain.ids import AttemptId, PoolName
 from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.replica_keys import ReadKey
 
 _REFUSED_STATUS: Final = 409
 _FAILED_STATUS: Final = 503
@@ -27,9 +28,15 @@ class AttemptSession:
     """Translates between Envoy's egress hop and one attempt. Every method runs on the event loop."""
 
     def __init__(
-        self, exchanges: Exchanges, outbox: Outbox, aborts: Mapping[PoolName, AbortCall] | None = None
+        self,
+        exchanges: Exchanges,
+        outbox: Outbox,
+        aborts: Mapping[PoolName, AbortCall] | None = None,
+        read_key: ReadKey = lambda pool: None,
     ) -> None:
-        """`aborts` are the calls of the pools whose engines can end one request by its name."""
+        """`aborts` are the calls of the pools whose engines can end one request by its name; `read_key` has
+        what a pool's replicas are shown in the place of a client's credentials."""
+        self._read_key = read_key
         self._aborts = aborts or {}
         self._exchanges = exchanges
         self._outbox = outbox
@@ -136,10 +143,15 @@ class AttemptSession:
         ]
         if reply.target is not None:
             set_headers.append((names.ENDPOINT, reply.target.address))
-        abort = None if self._live is None else self._aborts.get(self._live.exchange.identity.pool)
+        pool = None if self._live is None else self._live.exchange.identity.pool
+        abort = None if pool is None else self._aborts.get(pool)
         if abort is not None:
             set_headers.append((abort.name_header, name_request(reply.attempt_id)))
         remove = [] if reply.keep_encoding else ["accept-encoding"]
+        key = self._read_key(pool)
+        if key is not None:
+            set_headers.append(("authorization", f"Bearer {key}"))
+            remove += h.KEY_HEADERS
         self._outbox.send(codec.build_request_headers_reply(set_headers, remove))
 
     def _send_final(self, status: int, name: str, value: str, details: str) -> None:

@@ -17,6 +17,7 @@ from envoy_ext.adapters.engines.identity import IDENTITIES, METRICS
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.ids import PoolName
 from envoy_ext.domain.sample import ScrapeTarget
+from envoy_ext.services.replica_keys import ReadKey
 
 TIMEOUT_S: Final = 3.0
 """For all pages of one replica, which gets no work before they were asked for: shorter than a look's own."""
@@ -34,7 +35,15 @@ _HEADERS: Final[dict[str, str]] = {
 class IdentityReader:
     """`ports.IdentitySource` with one HTTP client. `close` it once, when no call is under way."""
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S, max_page_bytes: int = MAX_PAGE_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        max_page_bytes: int = MAX_PAGE_BYTES,
+        read_key: ReadKey = lambda pool: None,
+    ) -> None:
+        """`read_key`: what a pool's replicas are shown at their own address."""
+        self._read_key = read_key
         self._timeout_s = timeout_s
         self._max_page_bytes = max_page_bytes
         self._session: aiohttp.ClientSession | None = None
@@ -59,15 +68,18 @@ class IdentityReader:
     async def _read_first(self, target: ScrapeTarget, paths: Sequence[str], pages: dict[str, bytes]) -> None:
         """Read the first page that answers: engines rename them."""
         for path in paths:
-            page = await self._fetch(_build_url(target, path))
+            elsewhere = path == METRICS and target.metrics_url is not None
+            key = None if elsewhere else self._read_key(target.pool)
+            shown: dict[str, str] = {} if key is None else {hdrs.AUTHORIZATION: f"Bearer {key}"}
+            page = await self._fetch(_build_url(target, path), shown)
             if page is not None:
                 pages[path] = page
                 return
 
-    async def _fetch(self, url: str) -> bytes | None:
+    async def _fetch(self, url: str, shown: dict[str, str]) -> bytes | None:
         """The body of a 200 within its bound, None for everything else."""
         try:
-            async with self._http().get(url, headers=_HEADERS, allow_redirects=False) as answer:
+            async with self._http().get(url, headers=_HEADERS | shown, allow_redirects=False) as answer:
                 if answer.status != 200 or (answer.content_length or 0) > self._max_page_bytes:
                     answer.close()
                     return None

@@ -32,6 +32,7 @@ from envoy_ext.adapters.engines.refusal import ENGINE_DEAD, read_health_refusal
 from envoy_ext.domain.ids import AttemptId
 from envoy_ext.domain.sample import GpuSample, Sample, ScrapeFailure, ScrapeTarget
 from envoy_ext.ports import Clock
+from envoy_ext.services.replica_keys import ReadKey
 
 TIMEOUT_S: Final = 5.0
 """For a whole look. Engines answer /metrics from the loop that also serves requests, so seconds are normal
@@ -95,7 +96,10 @@ class Scraper:
         timeout_s: float = TIMEOUT_S,
         completion_timeout_s: float = COMPLETION_TIMEOUT_S,
         max_page_bytes: int = MAX_PAGE_BYTES,
+        read_key: ReadKey = lambda pool: None,
     ) -> None:
+        """`read_key`: what a pool's replicas are shown at their own address, and nobody elsewhere."""
+        self._read_key = read_key
         self._clock = clock
         self._timeout_s = timeout_s
         self._completion_timeout_s = completion_timeout_s
@@ -120,10 +124,12 @@ class Scraper:
             return looked
         if self._has_moved(target, looked.progress):
             return looked
-        return await self._read_death(_find_health(target)) or looked
+        return await self._read_death(_find_health(target), self._build_keyed(target)) or looked
 
     async def _scrape_pages(self, target: ScrapeTarget, engine: Engine) -> Sample | ScrapeFailure:
         url, headers = _find_metrics(target)
+        if target.metrics_url is None:
+            headers = self._build_keyed(target, headers)
         if target.dcgm_url is None:
             return await self._read_metrics(url, headers, engine.parse)
         gpus = asyncio.create_task(self._read_gpus(target.dcgm_url, target.gpus))
@@ -141,7 +147,12 @@ class Scraper:
         """True when the engine's health page answers 200."""
         url = get_engine(target.engine).build_health_url(target.url)
         body = await self._fetch(
-            hdrs.METH_GET, url, _CLOSE, self._timeout_s, _ANSWER_BYTES, read_reason=read_decline
+            hdrs.METH_GET,
+            url,
+            self._build_keyed(target, _CLOSE),
+            self._timeout_s,
+            _ANSWER_BYTES,
+            read_reason=read_decline,
         )
         return body if isinstance(body, ScrapeFailure) else True
 
@@ -152,7 +163,7 @@ class Scraper:
         body = await self._fetch(
             hdrs.METH_POST,
             url,
-            _CLOSE,
+            self._build_keyed(target, _CLOSE),
             self._completion_timeout_s,
             _ANSWER_BYTES,
             question,
@@ -173,7 +184,7 @@ class Scraper:
         body = await self._fetch(
             hdrs.METH_POST,
             target.url.rstrip("/") + call.path,
-            _CLOSE,
+            self._build_keyed(target, _CLOSE),
             ABORT_TIMEOUT_S,
             _ANSWER_BYTES,
             call.build_body(attempt_id),
@@ -194,10 +205,15 @@ class Scraper:
         self._progress[target] = progress
         return before is not None and progress is not None and progress > before
 
-    async def _read_death(self, url: str) -> ScrapeFailure | None:
+    def _build_keyed(self, target: ScrapeTarget, headers: dict[str, str] | None = None) -> dict[str, str]:
+        key = self._read_key(target.pool)
+        headers = {} if headers is None else headers
+        return headers if key is None else {**headers, hdrs.AUTHORIZATION: f"Bearer {key}"}
+
+    async def _read_death(self, url: str, headers: dict[str, str]) -> ScrapeFailure | None:
         """The failure when a health page says that the engine is dead; whatever else it says is no news."""
         body = await self._fetch(
-            hdrs.METH_GET, url, {}, BESIDE_S, _ANSWER_BYTES, read_reason=read_health_refusal
+            hdrs.METH_GET, url, headers, BESIDE_S, _ANSWER_BYTES, read_reason=read_health_refusal
         )
         return body if isinstance(body, ScrapeFailure) and body.reason == ENGINE_DEAD else None
 

@@ -110,6 +110,7 @@ def check(config: ConfigOption, envoy: EnvoyOption = None) -> None:
     from envoy_ext.wiring.callers import read_callers
     from envoy_ext.wiring.exchanges import build_queue_policy
     from envoy_ext.wiring.journal import describe_journal
+    from envoy_ext.wiring.replica_keys import build_replica_keys
 
     loaded = load_config(config)
     build_queue_policy(loaded)  # reads the files that answers are in
@@ -117,6 +118,7 @@ def check(config: ConfigOption, envoy: EnvoyOption = None) -> None:
         read_token_file(loaded.operations.token_file)
     if loaded.callers is not None and loaded.callers.keys_file is not None:
         read_callers(loaded.callers.keys_file, loaded)
+    build_replica_keys(loaded)  # reads their files
     print(f"{config}: the configuration is good")
     try:
         print("\n".join(asyncio.run(describe_journal(loaded.journal, with_jobs=loaded.jobs is not None))))

@@ -173,6 +173,8 @@ class Pool(Section):
     """Where a prompt goes when this pool answers it."""
     fingerprint: Fingerprint = Fingerprint()
     discovery: Discovery = Discovery(static=True)
+    api_key_file: Annotated[str, Field(min_length=1)] | None = None
+    """Holds the key that its replicas ask for. None: they are sent the client's credentials, or none."""
     replicas: ListOf[Replica] = ()
     """The static list; none where `discovery` finds them."""
     readiness: Readiness = Readiness()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from envoy_ext.domain.ids import PoolName
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
@@ -77,3 +79,5 @@ class ScrapeTarget:
     """The GPU exporter of the replica's node, when there is one."""
     gpus: tuple[int, ...] = ()
     """The replica's GPUs by index on the node; empty: all that the exporter shows."""
+    pool: PoolName | None = None
+    """Whose key it asks for."""

@@ -42,7 +42,7 @@ class Cancels:
         engine = self._engines.get(began.pool)
         url = None if began.replica is None else self._find_url(began.pool, began.replica)
         if engine is not None and url is not None:
-            self._background.run(self._ask(began, ScrapeTarget(url, engine)))
+            self._background.run(self._ask(began, ScrapeTarget(url, engine, pool=began.pool)))
 
     def _find_url(self, pool: PoolName, replica: ReplicaId) -> str | None:
         view = self._fleet.view.find(pool)

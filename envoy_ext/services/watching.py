@@ -203,6 +203,7 @@ def build_watched(pool: PoolName, member: Member, plan: WatchPlan) -> Watched:
             metrics_url=member.metrics_url,
             dcgm_url=member.dcgm_url,
             gpus=member.gpus,
+            pool=pool,
         ),
         models=plan.models,
         interval_s=plan.interval_s,

@@ -6,7 +6,6 @@ Belongs to the composition layer, beside `app`.
 import logging
 import secrets
 from ipaddress import ip_network
-from pathlib import Path
 
 from envoy_ext.config import CallersFile, Config, Vocabulary, find_loose_mode, load_callers_file
 from envoy_ext.domain import boundaries, traffic_class
@@ -14,6 +13,7 @@ from envoy_ext.domain.callers import CallerBook, CallerEntry, CallerRules, Right
 from envoy_ext.domain.ids import PoolName
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.services.callers import Callers
+from envoy_ext.wiring.file_mark import read_file_mark
 
 log = logging.getLogger("envoy_ext")
 
@@ -54,12 +54,7 @@ class _File:
         self._blind = secrets.token_bytes(32)
 
     def read_mark(self) -> object:
-        """Behind links, which is how Kubernetes changes a mounted secret."""
-        try:
-            found = Path(self._path).stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+        return read_file_mark(self._path)
 
     def load(self) -> CallerBook:
         entries = read_callers(self._path, self._config)

@@ -29,6 +29,7 @@ from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.authz import Authz
 from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.job_runs import Runs
+from envoy_ext.services.replica_keys import ReadKey
 from envoy_ext.services.tools import Tools
 
 
@@ -76,6 +77,7 @@ def build_grpc(
     hub: AdsHub,
     tools: Tools | None,
     runs: Runs | None,
+    read_key: ReadKey,
 ) -> EnvoyDoor:
     """All that Envoy asks, behind one door."""
     calls = {pool.name: get_engine(pool.engine).abort for pool in config.pools}
@@ -102,7 +104,7 @@ def build_grpc(
         caller=lambda outbox: CallerSession(arrivals, outbox, mint_request_id),
         run=run,
         delivery=delivery,
-        attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts),
+        attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts, read_key),
         access_log=lambda: AccessLogSession(exchanges),
         check=lambda message: extauthz.check(authz, message, mint_request_id),
         observer=observer,

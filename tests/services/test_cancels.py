@@ -36,7 +36,7 @@ async def test_an_engine_is_asked_once_and_its_answer_frees_nothing(
     cancels = Cancels(engines, played.fleet, {POOL: "sglang"}, background, lambda *told: results.append(told))
     cancels.note_began(CancelBegan(ONE, POOL, A))
     await background.wait()
-    assert engines.asked == [(ScrapeTarget("http://10.0.0.1:8000", "sglang"), ONE)]
+    assert engines.asked == [(ScrapeTarget("http://10.0.0.1:8000", "sglang", pool=POOL), ONE)]
     assert results == [(POOL, result)]
     assert played.fleet.streams.count(A) == CANCELLING
 

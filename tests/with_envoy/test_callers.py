@@ -11,6 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from envoy_ext.bootstrap.render import render_full_bootstrap
 from tests.support.callers import bearer, make_key, write_callers
 from tests.with_envoy.asking import CHAT, Reply, ask, build_body, mint_request_id
 from tests.with_envoy.gateway import Gateway, build_config, run_stack
@@ -24,6 +25,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "mallory": {"disabled": True},
     "old": {"expires": "2020-01-01"},
 }
+AWAY_KEY = "key-of-the-replicas-away"
 ANSWER = json.dumps(
     {"choices": [{"index": 0, "message": {"content": "Hi"}, "finish_reason": "stop"}], "usage": {}}
 ).encode()
@@ -35,7 +37,7 @@ async def wired(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wired
     directory = tmp_path_factory.mktemp("callers")
     async with AsyncExitStack() as opened:
         engines = [await opened.enter_async_context(WireEngine()) for _ in range(2)]
-        pools = [
+        pools: list[dict[str, Any]] = [
             {
                 "name": name,
                 "models": [name],
@@ -45,6 +47,9 @@ async def wired(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wired
             }
             for name, engine in zip(("home", "away"), engines, strict=True)
         ]
+        key = directory / "away.key"
+        key.write_text(f"{AWAY_KEY}\n")
+        pools[1]["api_key_file"] = str(key)
         config = build_config(
             {},
             directory,
@@ -85,6 +90,21 @@ async def test_a_caller_is_let_in_by_its_key_and_no_replica_sees_one(wired: Wire
         (request,) = wired.find_requests(reply.request_id)
         for name in ("authorization", "x-api-key", "api-key", "x-caller"):
             assert request.get_all(name) == []
+
+
+async def test_a_replica_that_asks_for_a_key_of_its_own_is_shown_that_and_no_other(wired: Wired) -> None:
+    headers = {**bearer("alice"), "x-api-key": make_key("alice")}
+    reply = await ask(wired.gateway, body=build_body(model="away", stream=False), headers=headers)
+    assert reply.status == 200
+    (request,) = wired.find_requests(reply.request_id)
+    assert request.get_all("authorization") == [f"Bearer {AWAY_KEY}"]
+    assert request.get_all("x-api-key") == request.get_all("api-key") == []
+    stack = wired.gateway.stack
+    shown = json.dumps(render_full_bootstrap(stack.config))
+    async with wired.gateway.http.get(f"{stack.envoy.admin_url}/config_dump") as answer:
+        shown += await answer.text()
+    assert "away" in shown
+    assert AWAY_KEY not in shown
 
 
 @pytest.mark.parametrize(
