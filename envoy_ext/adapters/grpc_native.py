@@ -10,7 +10,7 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from envoy_ext.adapters.grpc_native_calls import (
     AccessLogCall,
@@ -160,8 +160,8 @@ class _Connection(asyncio.Protocol):
     # --- the transport ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's have all of its methods, and are no instances.
+        self._transport = transport = cast(asyncio.Transport, transport)
         if not self._server.add(self):
             transport.abort()
             return

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+import uvloop
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -183,6 +184,37 @@ async def test_a_client_that_breaks_a_rule_is_told_and_let_go(
     assert vars(record)["detail"] == "PING that is not 8 bytes long"
     async with asyncio.timeout(WAIT_S):
         await served.sessions[0].over.wait()
+
+
+def test_on_the_event_loop_that_serves(tmp_path: Path) -> None:
+    """`serve` and `run` use uvloop, whose transports are of another kind: a stream, a deaf client, a stop."""
+
+    async def play() -> None:
+        async with serve("native", tmp_path) as served, asyncio.timeout(WAIT_S):
+            one, deaf = await RawClient.connect(served), await RawClient.connect(served)
+            for peer in (one, deaf):
+                peer.say(client.PREFACE + client.settings(window=1 << 30), client.window_update(0, 1 << 30))
+                peer.say(client.headers(1, STREAM))
+            deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            deaf.say(client.data(1, client.message(build_request(b"large:4000000"))))
+            one.say(client.data(1, client.message(build_request(b"echo:a"))))
+            await one.read_until(client.DATA)
+            buffered = [c._transport.get_write_buffer_size() for c in server_of(served)._connections]  # type: ignore[union-attr]
+            assert 0 < max(buffered) < 1 << 20
+            one.say(client.data(1, client.message(build_request(b"finish:b"))))
+            await one.read_until(client.RST_STREAM)  # behind the end of the answer
+            stopped = asyncio.ensure_future(served.server.stop(0.1))
+            await one.read_until(client.GOAWAY)
+            await stopped
+            heard = sorted(session.heard for session in served.sessions)
+            assert heard == [["echo", "finish", "closed"], ["large", "closed"]]
+            assert served.watcher.bugs == []
+            for peer in (one, deaf):
+                peer.writer.transport.abort()
+        assert not (tmp_path / "native.sock").exists()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())
 
 
 # --- end ------------------------------------------------------------------------------------------
