@@ -109,6 +109,8 @@ class Keyed:
     async def find(self, one: KeyedRequest) -> Found:
         """What a request is to be given; `JournalUnavailable` when nobody can tell."""
         wait_s = self._joiners.policy.compute_wait_s(one.arrival.prefer_wait_s)
+        if self._jobs is not None and one.arrival.respond_async:
+            wait_s = 0.0  # who would rather come back does not wait; and its body is here, not with Envoy
         until = one.arrived_at + wait_s
         joiner: Joiner | None = None
         try:

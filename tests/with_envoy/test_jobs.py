@@ -131,6 +131,16 @@ async def test_a_key_is_one_job_and_one_operation_however_it_is_asked_for(gatewa
     assert gateway.find_requests(waited.request_id) == []
 
 
+async def test_who_would_rather_come_back_does_not_wait_for_what_runs_under_its_key(gateway: Gateway) -> None:
+    key, request_id = {"idempotency-key": mint_request_id()}, mint_request_id()
+    async with asking(gateway, fault="hang_after=1", request_id=request_id, headers=key) as answer:
+        await read_deltas(answer, 1)
+        wants = "respond-async, wait=9"
+        told = await asyncio.wait_for(submit(gateway, wants=wants, headers=key, body=build_body()), 8)
+        assert (told.status, told.json["error"]["code"]) == (409, "operation_in_progress")
+    await gateway.wait_idle()
+
+
 async def test_a_key_that_was_answered_at_once_is_no_job(gateway: Gateway) -> None:
     key = {"idempotency-key": mint_request_id()}
     body = build_body(stream=False)
