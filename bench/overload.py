@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -179,7 +180,10 @@ def report(evidence: Evidence, promises: list[Promise]) -> None:
         f" {setting.capacity_per_s:.1f}/s; of a core: "
         + ", ".join(f"{name} {part:.0%}" for name, part in evidence.cpu.items())
     )
-    print(f"clients: {count_codes(evidence)}\n")
+    print(f"clients: {count_codes(evidence)}")
+    print(
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}: the sidecar of this run needs its own\n"
+    )
     for promise in promises:
         print(f"{'kept' if promise.kept else 'BROKEN':6}  {promise.name}\n        {promise.evidence}")
 
@@ -207,6 +211,8 @@ def main() -> None:
             "setting": asdict(evidence.setting),
             "codes": count_codes(evidence),
             "cpu": dict(evidence.cpu),
+            "cores": os.cpu_count(),
+            "load_average": os.getloadavg()[0],
             "promises": [asdict(one) for one in promises],
         }
         given.json.write_text(json.dumps(found, indent=2) + "\n")
