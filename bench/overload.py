@@ -181,9 +181,7 @@ def report(evidence: Evidence, promises: list[Promise]) -> None:
         + ", ".join(f"{name} {part:.0%}" for name, part in evidence.cpu.items())
     )
     print(f"clients: {count_codes(evidence)}")
-    print(
-        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}: the sidecar of this run needs its own\n"
-    )
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}\n")
     for promise in promises:
         print(f"{'kept' if promise.kept else 'BROKEN':6}  {promise.name}\n        {promise.evidence}")
 
