@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -91,6 +92,31 @@ async def test_a_request_that_need_not_be_waited_for_is_run_and_fetched(gateway:
     assert (shown["state"], shown["phase"], shown["job"]["state"]) == ("completed", "completed", "succeeded")
     assert shown["job"]["runs"] == [operation_id]
     assert gateway.read_metric("envoy_ext_jobs_ended_total", pool="chat", state="succeeded") >= 1
+
+
+async def test_nothing_of_a_job_but_ids_and_names_is_logged_counted_or_shown_to_operators(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "envoy_ext")
+    secret = f"secret-{mint_request_id()}"
+    body = build_body(stream=False, messages=[{"role": "user", "content": secret}])
+    taken = await submit(gateway, body=body, headers={"authorization": f"Bearer {secret}"})
+    me = {"authorization": f"Bearer {secret}"}
+    await wait_state(gateway, taken, "succeeded", **me)
+    answer = (await fetch(gateway, taken, **me)).json["choices"][0]["message"]["content"]
+    seen = [str(vars(record)) for record in caplog.records]
+    assert [one for one in ("job_submitted", "job_ended") if not any(one in line for line in seen)] == []
+    pages = (
+        f"/v1/operations/{taken.headers['x-operation-id']}",
+        "/v1/operations",
+        "/v1/jobs?state=succeeded",
+        "/metrics",
+    )
+    for page in pages:
+        async with gateway.http.get(gateway.stack.operations_url + page) as told:
+            seen.append(await told.text())
+    assert any(taken.headers["x-operation-id"] in one for one in seen[-4:-1])
+    assert [one for one in seen if secret in one or answer in one] == []
 
 
 async def test_nobody_waits_for_what_does_not_ask_for_it_or_cannot_be_a_job(gateway: Gateway) -> None:
