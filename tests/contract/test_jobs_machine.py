@@ -45,8 +45,6 @@ EVERY = UNFINISHED | ENDED
 ROOM = JobBounds(max_jobs=4, max_bytes=4 * len(BODY))
 GATEWAYS = st.integers(0, 2)
 JOBS = st.integers(0, 5)
-FRESH = st.sampled_from([True, True, True, False])
-"""Whether a gateway looks before it decides."""
 KEYS = st.sampled_from([None, "key-1", "key-2"])
 REFUSALS = (NotOwner, SeatLost, RunNotOver)
 
@@ -118,14 +116,79 @@ class JobsMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.seats = [SeatId(self.ask(0, lambda store: store.take_seat("gw"))) for _ in range(3)]
-        # Each example goes without some of the rules: without these three steps, half of them without a job.
+        # Each example goes without some of the rules, and shall have jobs also without that of clients.
         self.submit(0, None, lost=False)
         self.submit(0, "key-1", lost=False)
         self.claim(0, 0, fresh=True, lost=False, arrives=False)
 
+    # --- the rules: few, since each example goes without some of them ---------------------------
+
+    @rule(
+        gateway=GATEWAYS,
+        what=st.sampled_from([*["submit"] * 3, "cancel", "ask at once"]),
+        key=KEYS,
+        number=JOBS,
+        lost=st.booleans(),
+    )
+    def a_client_asks(self, gateway: int, what: str, key: str | None, number: int, lost: bool) -> None:
+        if what == "submit":
+            self.submit(gateway, key, lost)
+        elif what == "cancel":
+            self.cancel(gateway, number, lost)
+        elif key is not None:
+            self.ask_at_once(gateway, key)
+
+    @rule(
+        gateway=GATEWAYS,
+        what=st.sampled_from([*["claim"] * 4, *["release"] * 2, *["finish"] * 2, "take over", "end others"]),
+        number=JOBS,
+        fresh=st.sampled_from([True, True, True, False]),
+        state=st.sampled_from(sorted(ENDED)),
+        arrives=st.booleans(),
+        lost=st.booleans(),
+    )
+    def a_gateway_acts(
+        self,
+        gateway: int,
+        what: str,
+        number: int,
+        fresh: bool,
+        state: JobState,
+        arrives: bool,
+        lost: bool,
+    ) -> None:
+        match what:
+            case "claim":
+                self.claim(gateway, number, fresh, lost, arrives)
+            case "release":
+                self.release(gateway, number, fresh, lost)
+            case "finish":
+                self.finish(gateway, number, fresh, state, lost)
+            case "take over":
+                self.take_over_jobs(gateway, lost)
+            case _:
+                self.end_what_others_left(gateway)
+
+    @rule(number=JOBS, arrives=st.booleans(), again=st.booleans(), lost=st.booleans())
+    def a_run_goes_on(self, number: int, arrives: bool, again: bool, lost: bool) -> None:
+        if arrives:
+            self.arrive(number, again, lost)
+        else:
+            self.end_a_run(number, again)
+
+    @rule(gateway=GATEWAYS, what=st.sampled_from(["is gone", "is gone, and back", "is back"]))
+    def a_gateway_comes_late(self, gateway: int, what: str) -> None:
+        if what != "is back":
+            self.is_found_gone(gateway)
+        if what != "is gone":
+            self.comes_back(gateway)
+
+    @rule(gateway=GATEWAYS, limit=st.integers(1, 3), results=st.booleans())
+    def time_passes(self, gateway: int, limit: int, results: bool) -> None:
+        self.forget(gateway, limit, results)
+
     # --- clients ------------------------------------------------------------------------------
 
-    @rule(gateway=GATEWAYS, key=KEYS, lost=st.booleans())
     def submit(self, gateway: int, key: str | None, lost: bool) -> None:
         job_id = OperationId(f"op_{next(self.names)}")
         new = new_job(job_id, key_hash=key)
@@ -145,7 +208,6 @@ class JobsMachine(RuleBasedStateMachine):
             self.begun[job_id] = []
             self.learn(gateway, answer)
 
-    @rule(gateway=GATEWAYS, key=st.sampled_from(["key-1", "key-2"]))
     def ask_at_once(self, gateway: int, key: str) -> None:
         """The same key, by a client that waits for its answer."""
         operation = begun(f"op_{next(self.names)}", key_hash=key)
@@ -158,7 +220,6 @@ class JobsMachine(RuleBasedStateMachine):
             last = ended(operation.operation_id)
             self.ask(gateway, lambda store: store.append([last], FencingToken(1)))
 
-    @rule(gateway=GATEWAYS, number=JOBS, lost=st.booleans())
     def cancel(self, gateway: int, number: int, lost: bool) -> None:
         job = self.pick(gateway, number, True, *UNFINISHED)
         if job is None:
@@ -176,7 +237,6 @@ class JobsMachine(RuleBasedStateMachine):
         for job in self.ask(gateway, lambda store: store.list_jobs(EVERY, 100)):
             self.learn(gateway, job)
 
-    @rule(gateway=GATEWAYS, number=JOBS, fresh=FRESH, lost=st.booleans(), arrives=st.booleans())
     def claim(self, gateway: int, number: int, fresh: bool, lost: bool, arrives: bool) -> None:
         job = self.pick(gateway, number, fresh, JobState.QUEUED)
         if job is None:
@@ -193,7 +253,6 @@ class JobsMachine(RuleBasedStateMachine):
             if arrives:
                 self.arrive(-1, stays=False, lost=lost)
 
-    @rule(number=JOBS, stays=st.booleans(), lost=st.booleans())
     def arrive(self, number: int, stays: bool, lost: bool) -> None:
         """A run that was sent reaches its gateway, whatever seat that has by now."""
         if not self.sent:
@@ -213,7 +272,6 @@ class JobsMachine(RuleBasedStateMachine):
             started = attempt_started(one.run_id, f"att_of_{one.run_id}")
             self.ask(one.gateway, lambda store: store.append([started], FencingToken(1)))
 
-    @rule(number=JOBS, answered=st.booleans())
     def end_a_run(self, number: int, answered: bool) -> None:
         """By the gateway that has begun it, and still owns it."""
         owned = [one for one in self.list_operations() if one.ending is None and one.owner in self.seats]
@@ -225,7 +283,6 @@ class JobsMachine(RuleBasedStateMachine):
         answer = ANSWER if answered else None
         self.ask(gateway, lambda store: store.append([last], operation.token, answer))
 
-    @rule(gateway=GATEWAYS, number=JOBS, fresh=FRESH, lost=st.booleans())
     def release(self, gateway: int, number: int, fresh: bool, lost: bool) -> None:
         job = self.pick(gateway, number, fresh, JobState.RUNNING)
         if job is not None:
@@ -235,13 +292,6 @@ class JobsMachine(RuleBasedStateMachine):
             event(f"release {answer if isinstance(answer, type) else answer.state}")
             self.learn(gateway, answer)
 
-    @rule(
-        gateway=GATEWAYS,
-        number=JOBS,
-        fresh=FRESH,
-        state=st.sampled_from(sorted(ENDED)),
-        lost=st.booleans(),
-    )
     def finish(self, gateway: int, number: int, fresh: bool, state: JobState, lost: bool) -> None:
         """Also of a queued job, which has become too old."""
         job = self.pick(gateway, number, fresh, *UNFINISHED)
@@ -252,19 +302,14 @@ class JobsMachine(RuleBasedStateMachine):
 
     # --- what befalls them --------------------------------------------------------------------
 
-    @rule(gateway=GATEWAYS, back=st.booleans())
-    def is_found_gone(self, gateway: int, back: bool) -> None:
+    def is_found_gone(self, gateway: int) -> None:
         seat = self.seats[gateway]
         self.ask((gateway + 1) % 3, lambda store: store.remove_seat(seat, 1))
-        if back:
-            self.comes_back(gateway)
 
-    @rule(gateway=GATEWAYS)
     def comes_back(self, gateway: int) -> None:
         if self.seats[gateway] not in self.ask(gateway, lambda store: store.read_seats()):
             self.seats[gateway] = SeatId(self.ask(gateway, lambda store: store.take_seat("gw")))
 
-    @rule(gateway=GATEWAYS, lost=st.booleans())
     def take_over_jobs(self, gateway: int, lost: bool) -> None:
         seat = self.seats[gateway]
         for job in self.ask(gateway, lambda store: store.list_orphaned_jobs(100)):
@@ -276,7 +321,6 @@ class JobsMachine(RuleBasedStateMachine):
             if taken is not None:
                 self.own(gateway, taken)
 
-    @rule(gateway=GATEWAYS)
     def end_what_others_left(self, gateway: int) -> None:
         seat = self.seats[gateway]
         seats = self.ask(gateway, lambda store: store.read_seats())
@@ -291,7 +335,6 @@ class JobsMachine(RuleBasedStateMachine):
                 last = ended(one.operation_id)
                 self.ask(gateway, lambda store, last=last, taken=taken: store.append([last], taken.token))
 
-    @rule(gateway=GATEWAYS, limit=st.integers(1, 3), results=st.booleans())
     def forget(self, gateway: int, limit: int, results: bool) -> None:
         if results:
             self.ask(gateway, lambda store: store.forget_results(START + 1e6, limit))
