@@ -1,5 +1,6 @@
 """The jobs of a memory journal: what `ports.JobStore` needs beside its operations."""
 
+import builtins
 import heapq
 import itertools
 import sys
@@ -153,6 +154,8 @@ class MemoryJobs:
     def __init__(self) -> None:
         self._jobs: dict[OperationId, Job] = {}
         """In the order of their submission."""
+        self._unfinished: dict[OperationId, None] = {}
+        """In the same order: what is asked often is asked of these."""
         self._requests: dict[OperationId, JobRequest] = {}
         self._by_key: dict[tuple[str, str, str], OperationId] = {}
         self._numbers = itertools.count(1)
@@ -174,11 +177,12 @@ class MemoryJobs:
         return self.get(self._by_key.get((caller, path, key_hash)))
 
     def list(self, states: frozenset[JobState], limit: int, after: int) -> list[Job]:
-        found = (job for job in self._jobs.values() if job.state in states and job.number > after)
+        among = self._list_unfinished() if states <= UNFINISHED else self._jobs.values()
+        found = (job for job in among if job.state in states and job.number > after)
         return list(itertools.islice(found, max(0, limit)))
 
     def count(self) -> JobCounts:
-        unfinished = [job for job in self._jobs.values() if job.state in UNFINISHED]
+        unfinished = self._list_unfinished()
         queued: Counter[PoolName] = Counter(job.pool for job in unfinished if job.state is JobState.QUEUED)
         running: Counter[PoolName] = Counter(job.pool for job in unfinished if job.state is JobState.RUNNING)
         return JobCounts(dict(queued), dict(running), sum(job.body_bytes for job in unfinished))
@@ -189,6 +193,7 @@ class MemoryJobs:
         if isinstance(made, JobsFull):
             return made
         job = self._jobs[new.job_id] = replace(made, number=next(self._numbers))
+        self._unfinished[new.job_id] = None
         self._requests[new.job_id] = request
         if job.key_hash is not None:
             self._by_key[job.caller, job.path, job.key_hash] = job.job_id
@@ -207,6 +212,7 @@ class MemoryJobs:
         self._jobs[job.job_id] = job
         if ends and job.end is not None:
             del self._requests[job.job_id]
+            del self._unfinished[job.job_id]
             heapq.heappush(self._with_results, (job.end.at, job.number, job.job_id))
 
     def pop_with_results(self, before: float) -> Job | None:
@@ -224,7 +230,10 @@ class MemoryJobs:
 
     def uses_ledger(self, ledger_id: OperationId) -> bool:
         """Whether a job that has not ended has this ledger."""
-        return any(job.ledger_id == ledger_id and not job.ended for job in self._jobs.values())
+        return any(job.ledger_id == ledger_id for job in self._list_unfinished())
+
+    def _list_unfinished(self) -> builtins.list[Job]:
+        return [self._jobs[job_id] for job_id in self._unfinished]
 
 
 def _measure(request: JobRequest) -> int:

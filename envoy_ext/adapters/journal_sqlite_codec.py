@@ -58,8 +58,8 @@ _STEPS: Final = {
         " pool TEXT NOT NULL, body_bytes INTEGER NOT NULL, state TEXT NOT NULL, owner TEXT, ended_at REAL,"
         " may_have_results INTEGER NOT NULL DEFAULT 1, body TEXT NOT NULL)",
         "CREATE UNIQUE INDEX jobs_by_key ON jobs (caller, path, key_hash) WHERE key_hash IS NOT NULL",
-        "CREATE INDEX jobs_unfinished ON jobs (number, state, pool, body_bytes, owner)"
-        " WHERE ended_at IS NULL",
+        "CREATE INDEX jobs_unfinished ON jobs (number, state, owner) WHERE ended_at IS NULL",
+        "CREATE INDEX jobs_counted ON jobs (pool, state, body_bytes) WHERE ended_at IS NULL",
         "CREATE INDEX jobs_by_ledger ON jobs (ledger_id) WHERE ended_at IS NULL",
         "CREATE INDEX jobs_by_end ON jobs (ended_at, number) WHERE ended_at IS NOT NULL",
         "CREATE INDEX jobs_with_results ON jobs (ended_at, number)"

@@ -42,7 +42,7 @@ WITH_RESULTS: Final = (
     "SELECT body FROM jobs WHERE ended_at < ? AND may_have_results = 1 ORDER BY ended_at, number LIMIT ?"
 )
 COUNT: Final = (
-    "SELECT pool, state, count(*), sum(body_bytes) FROM jobs INDEXED BY jobs_unfinished"
+    "SELECT pool, state, count(*), sum(body_bytes) FROM jobs INDEXED BY jobs_counted"
     " WHERE ended_at IS NULL GROUP BY pool, state"
 )
 _INSERT: Final = (

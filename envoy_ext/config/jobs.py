@@ -24,7 +24,7 @@ _Number = TypeVar("_Number", int, float)
 class Jobs(Section):
     """Without this section no request becomes a job, and none is stored."""
 
-    max_waiting: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    max_waiting: Annotated[int, Field(ge=1, le=10_000)] = 1_000
     """Jobs that have not ended, over all gateways of the store; what comes beyond it is refused."""
     max_waiting_bytes: Annotated[int, _WAITING_BYTES] | None = None
     """The same, by the bodies of their requests. None: 256 MiB, and 64 MiB in memory."""
