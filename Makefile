@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench simulation protos render clean
 
 setup: $(STAMP)
 
@@ -68,6 +68,11 @@ test-vllm: setup
 
 bench: setup
 	$(BIN)/python bench/stream_cost.py
+
+# A thousand replicas on a simulated clock; runs what has no result yet: docs/simulation.md.
+simulation: setup
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	$(BIN)/python -m bench.simulation
 
 # Our own messages, generated from protos/; a test keeps them equal.
 protos: setup

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import aiohttp
 
-START_S: Final = 30.0
+START_S: Final = 120.0
 STOP_S: Final = 20.0
 IDLE_S: Final = 15.0
 """How long the evidence of the last exchange's end may take after its client has its last byte: the

@@ -22,7 +22,8 @@ UNKNOWN_HOLD_S: Final = 1.0
 """Taken for the time a slot is held, to spread refusals by, before it is known."""
 SHORTEST_SPAN_S: Final = 3
 LONGEST_SPAN_S: Final = 30
-"""Well within the 60 s that OpenAI's SDKs are willing to wait; others wait less."""
+"""Well within the 60 s that OpenAI's SDKs are willing to wait (120 s since version 3 of Python's); others
+wait less."""
 
 
 @dataclass(slots=True)
