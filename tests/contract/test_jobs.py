@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from envoy_ext.domain.errors import ImpossibleEvent, JournalUnavailable, NotOwner, RunNotOver, SeatLost
-from envoy_ext.domain.ids import FencingToken, OperationId, PoolName, SeatId
+from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, SeatId
 from envoy_ext.domain.job import ENDED, UNFINISHED, Job, JobBounds, JobsFull, JobState
 from envoy_ext.domain.operation import Operation
+from envoy_ext.domain.tool_calls import CallEnd, CallGranted, CallState, NewCall
 from envoy_ext.ports import Store
 from tests.contract.conftest import Store as Place
 from tests.support.jobs import (
@@ -24,7 +25,7 @@ from tests.support.jobs import (
     submit,
 )
 from tests.support.journals import ANSWER, keep, leave
-from tests.support.records import START, begun, ended
+from tests.support.records import START, attempt_started, begun, ended
 
 JOB = OperationId("op_1")
 EVERY = UNFINISHED | ENDED
@@ -469,3 +470,42 @@ async def test_a_closed_store_has_no_jobs(journal: Store, seat: SeatId) -> None:
     ):
         with pytest.raises(JournalUnavailable, match="closed"):
             await work
+
+
+async def test_a_ledger_stays_as_long_as_a_job_may_need_it(journal: Store, seat: SeatId) -> None:
+    """A key whose operation delivered nothing is run as a job: what its tools did must not be done again."""
+    await keep(journal, [begun("op_0", key_hash="key"), attempt_started("op_0", "att_0")], seat)
+    wanted = NewCall(
+        OperationId("op_0"), AttemptId("att_0"), START, "mail", "print", "sha", keyed=False, idempotent=False
+    )
+    claimed = await journal.begin_call(wanted)
+    assert isinstance(claimed, CallGranted)
+    end = CallEnd(claimed.call.call_id, 1, START, CallState.RECORDED, 200)
+    assert await journal.end_call(OperationId("op_0"), end, ANSWER)
+    await journal.append([ended("op_0")], FencingToken(1))
+    ledger = OperationId("op_0")
+    await journal.submit_job(new_job(key_hash="key", ledger_id=ledger), REQUEST, ROOM, ledger)
+    await journal.submit_job(new_job("op_2", ledger_id=ledger), REQUEST, ROOM)
+    assert await journal.forget(START + 1000, 9) == 1
+    assert await journal.get(ledger) is None
+    running = await claim(journal, queued_job(), seat)
+    await begin_run(journal, running, seat)
+    await end_run(journal, running)
+    await journal.finish_job(JOB, running.token, job_end())
+    assert await journal.forget(START + 1000, 9) == 2
+    assert len(await journal.read_calls(ledger)) == 1, "another job waits that may make them"
+    assert await journal.read_result(ledger, claimed.call.call_id) == ANSWER
+    await journal.cancel_job(OperationId("op_2"), START)
+    assert await journal.read_calls(ledger) == ()
+    assert await journal.read_result(ledger, claimed.call.call_id) is None
+
+
+async def test_a_job_ends_without_the_ledger_that_an_operation_has(journal: Store, seat: SeatId) -> None:
+    await keep(journal, [begun("op_0"), attempt_started("op_0", "att_0")], seat)
+    wanted = NewCall(
+        OperationId("op_0"), AttemptId("att_0"), START, "mail", "print", "sha", keyed=False, idempotent=False
+    )
+    assert isinstance(await journal.begin_call(wanted), CallGranted)
+    await submit(journal, ledger_id=OperationId("op_0"))
+    await journal.cancel_job(JOB, START)
+    assert len(await journal.read_calls(OperationId("op_0"))) == 1

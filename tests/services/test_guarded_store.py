@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.domain.errors import JournalUnavailable, NotOwner, SeatLost, StoreSilent
+from envoy_ext.domain.errors import JournalUnavailable, NotOwner, RunNotOver, SeatLost, StoreSilent
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import Note, StoreBack, StoreLost
@@ -16,6 +16,7 @@ from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.services import guarded_store
 from envoy_ext.services.guarded_store import GuardedStore
 from tests.support.clock import ManualClock
+from tests.support.jobs import begin_run, claim, submit
 from tests.support.records import START, attempt_started, begun, ended
 from tests.support.sidecar import Watcher
 
@@ -233,6 +234,19 @@ async def test_a_store_that_answers_with_a_refusal_works() -> None:
         with pytest.raises(refused):
             await call(guarded)
         assert not guarded.store.down
+
+
+async def test_a_job_that_may_not_be_given_back_is_no_outage() -> None:
+    guarded = await Guarded().start()
+    running = await claim(guarded.store, await submit(guarded.store), guarded.seat)
+    await begin_run(guarded.store, running, guarded.seat)
+    guarded.inner.refuses = True
+    with pytest.raises(JournalUnavailable):
+        await guarded.begin("op_2")
+    guarded.inner.mend()
+    with pytest.raises(RunNotOver):
+        await guarded.store.release_job(running.job_id, running.token, START)
+    assert not guarded.store.down
 
 
 async def test_a_read_that_works_is_no_word_on_writes() -> None:
