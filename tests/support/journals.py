@@ -4,7 +4,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
 from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
-from envoy_ext.domain.job import JobState
+from envoy_ext.domain.job import Job, JobState
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -103,3 +103,11 @@ async def use_jobs(store: Store, job: str, key: str = "key of a job") -> None:
     await store.append([ended(f"{job}_again")], FIRST_TOKEN, ANSWER)
     assert await store.read_job(queued.job_id) == done
     assert await store.forget_results(START + 1e6, 9) == 1
+
+
+async def ended_job(store: Store, seat: SeatId, job: str = "op_1", **changes: object) -> Job:
+    """One that has run, with an answer that is kept."""
+    running = await claim(store, await submit(store, job, **changes), seat)
+    await begin_run(store, running, seat)
+    await store.append([ended(job)], FIRST_TOKEN, ANSWER)
+    return await store.finish_job(running.job_id, running.token, job_end())
