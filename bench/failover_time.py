@@ -109,7 +109,14 @@ def build_config(directory: Path, near: SimEngine, lost: SimProcess, cuts: int) 
         "journal": {"path": str(directory / "journal.db")},
         "retry_budget": {"percent": 100, "min_concurrency": max(3, cuts)},
         "pools": [
-            {"name": "chat", "models": ["sim"], "replicas": replicas, "readiness": {"watch": False}},
+            {
+                "name": "chat",
+                "models": ["sim"],
+                "replicas": replicas,
+                "readiness": {"watch": False},
+                # The same replica is lost again and again, which is what a circuit is there to end.
+                "circuit": {"enabled": False},
+            },
         ],
     }
 

@@ -179,6 +179,7 @@ class App:
             on_change=lambda change: self._take_change(change, metrics),
         )
         self._fleet = fleet
+        metrics.watch_circuits(fleet.circuits.read_state)
         replica_keys = build_replica_keys(config)
         self._run(replica_keys.run(), observer)
         self._scraper = Scraper(self.clock, read_key=replica_keys.read)

@@ -6,6 +6,7 @@ comes out of it as one `ConfigError` that holds a line for each mistake.
 
 from envoy_ext.config.callers import Callers
 from envoy_ext.config.callers_file import CallersFile, Vocabulary, find_loose_mode, load_callers_file
+from envoy_ext.config.circuit import Circuit
 from envoy_ext.config.discovery import Discovery, Kubernetes
 from envoy_ext.config.failure_policy import (
     AfterFirstDelta,
@@ -53,6 +54,7 @@ __all__ = [
     "Callers",
     "CallersFile",
     "Capacity",
+    "Circuit",
     "Config",
     "Cost",
     "DataClass",

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from envoy_ext.config.circuit import Circuit
 from envoy_ext.config.discovery import Discovery
 from envoy_ext.config.quantities import Duration, DurationOrZero
 from envoy_ext.config.section import SHORT_NAME, ListOf, Matching, NotEmpty, Section, Word
@@ -178,4 +179,5 @@ class Pool(Section):
     replicas: ListOf[Replica] = ()
     """The static list; none where `discovery` finds them."""
     readiness: Readiness = Readiness()
+    circuit: Circuit = Circuit()
     capacity: Capacity = Capacity()

@@ -42,6 +42,10 @@ class ApiFamily(StrEnum):
     """A path that the configuration lets through unread."""
 
 
+NOT_COMPUTED: Final = frozenset({ApiFamily.MODELS, ApiFamily.OTHER})
+"""Whose answers say nothing of a model; of the second nobody knows what it does."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
     """What a request asks for, as far as decisions need it."""

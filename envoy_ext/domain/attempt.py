@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.errors import ImpossibleEvent
-from envoy_ext.domain.events import AttemptAnswered, AttemptBody, AttemptLogged, Target
+from envoy_ext.domain.events import AttemptAnswered, AttemptBody, AttemptLogged, LogCause, Target
 from envoy_ext.domain.ids import AttemptId, ReplicaId
 from envoy_ext.domain.inspection import (
     MAX_HELD_BYTES,
@@ -115,6 +115,8 @@ class Attempt:
     address: str = ""
     """The `ip:port` that it went to, by Envoy's word on its end."""
     outcome: AttemptOutcome | None = None
+    cause: LogCause | None = None
+    """Envoy's first word on its end."""
     detail: str = ""
     log: AttemptLogged | None = None
     left_bytes: int = 0
@@ -212,6 +214,7 @@ class Attempt:
     def note_log(self, log: AttemptLogged) -> None:
         """Take in the log entry."""
         self.log = log
+        self.cause = self.cause or log.cause
         self.left_bytes = log.body_bytes
         if self.replica is None:
             self.replica = log.replica

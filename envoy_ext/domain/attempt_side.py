@@ -7,6 +7,7 @@ the commit, so `FirstDeltaSent` is a record of the same step.
 from typing import assert_never
 
 from envoy_ext.domain import ending, events, records, step
+from envoy_ext.domain.api import NOT_COMPUTED
 from envoy_ext.domain.attempt import Attempt, AttemptState, Judgement, Trigger
 from envoy_ext.domain.attempt_gate import TAKEN_OVER, AttemptGate
 from envoy_ext.domain.attempt_outcomes import (
@@ -256,6 +257,7 @@ class AttemptSide:
     def _note_cause(self, attempt: Attempt, cause: events.LogCause, now: float) -> None:
         """Envoy's word on how an attempt ended: the first word on it stands, and one that nobody was sent
         is fenced by that. A worker that has renewed was sent it, whatever is said."""
+        attempt.cause = attempt.cause or cause
         if attempt.outcome is None:
             attempt.outcome = ending.read_outcome(cause)
         lease = attempt.lease
@@ -307,6 +309,9 @@ class AttemptSide:
                 outcome=attempt.outcome,
                 detail=attempt.detail,
                 acts_until=read_acts_until(attempt, now),
+                cause=attempt.cause,
+                answered=attempt is shared.released and not shared.evidence.client_error,
+                computes=shared.request.facts.family not in NOT_COMPUTED,
             )
         )
 

@@ -5,7 +5,10 @@ were, the least doubtful ones first: the full and the silent, then the faulty, t
 absent by their own word. A connection that is refused at once is no worse for a client than an error
 of ours at once, and if it is our own view that is broken, the answer comes.
 
-Only orders empty a pool: nothing listed, everything drained, removed, or not ready by the
+A replica that its circuit keeps out does not stand in: our own requests, which it would be given, fail
+there. When that is so of all, the pool is empty until a trial has succeeded (`circuit_share`).
+
+Otherwise only orders empty a pool: nothing listed, everything drained, removed, or not ready by the
 orchestrator's word. And a pool in which nothing ever was ready has no last known set. Then requests
 fail at once, with a hint when to come back.
 
@@ -51,6 +54,8 @@ class ServingReason(StrEnum):
     ALL_DRAINED = "all_drained"
     """Every replica that is listed is out by somebody's order."""
     NO_REPLICAS = "no_replicas"
+    CIRCUITS_OPEN = "circuits_open"
+    """Whoever could serve is kept out by its circuit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ _TIERS: Final[dict[ReasonKind, int]] = {
     ReasonKind.REMARK: 0,
     ReasonKind.LOAD: 0,
     ReasonKind.DOUBT: 0,
+    ReasonKind.CIRCUIT: 1,
     ReasonKind.FAULT: 1,
     ReasonKind.ABSENCE: 2,
 }
@@ -86,7 +92,9 @@ def choose_serving(
     able = [status for status in listed if not _is_out(status)]
     if not able:
         return _build(Availability.EMPTY, ServingReason.ALL_DRAINED, [])
-    known = [status for status in able if status.was_ready]
+    known = [status for status in able if status.was_ready and not _is_cut_off(status)]
+    if not known and any(_is_cut_off(status) for status in able):
+        return _build(Availability.EMPTY, ServingReason.CIRCUITS_OPEN, [])
     if not known:
         return _build(Availability.EMPTY, ServingReason.NONE_READY_YET, [])
     full = all(status.state is ReplicaState.SATURATED for status in able)
@@ -103,8 +111,17 @@ def is_usable(status: ReplicaStatus) -> bool:
     return _read_tier(status) == 0 and not _is_out(status)
 
 
+def is_kept_out_by_circuit(status: ReplicaStatus) -> bool:
+    """Whether its circuit is all that stands against it."""
+    return {one.kind for one in status.findings} - {ReasonKind.REMARK} == {ReasonKind.CIRCUIT}
+
+
 def _is_out(status: ReplicaStatus) -> bool:
     return any(finding.kind is ReasonKind.ORDER for finding in status.findings)
+
+
+def _is_cut_off(status: ReplicaStatus) -> bool:
+    return any(finding.kind is ReasonKind.CIRCUIT for finding in status.findings)
 
 
 def _read_tier(status: ReplicaStatus) -> int:

@@ -16,6 +16,7 @@ evidence (`ending.resolve`). This file holds what couples them:
 from typing import Final, assert_never
 
 from envoy_ext.domain import ending, events, records, step
+from envoy_ext.domain.api import NOT_COMPUTED
 from envoy_ext.domain.attempt import Attempt
 from envoy_ext.domain.attempt_gate import AttemptGate
 from envoy_ext.domain.attempt_side import AttemptSide
@@ -202,6 +203,18 @@ class Exchange:
     def identity(self) -> Identity:
         """Who and what this exchange is for."""
         return self._shared.identity
+
+    @property
+    def computes(self) -> bool:
+        """Whether a model has to compute something for it."""
+        return self._shared.request.facts.family not in NOT_COMPUTED
+
+    @property
+    def may_be_replayed(self) -> bool:
+        """Whether the policy would let its first attempt be followed by another."""
+        failover = self._shared.policy.failover
+        short = self._shared.request.facts.prompt_tokens_estimate <= failover.max_replay_prompt_tokens
+        return failover.replay and failover.max_attempts > 1 and short
 
     @property
     def resolution(self) -> ending.Resolution | None:

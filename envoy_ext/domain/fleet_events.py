@@ -7,6 +7,8 @@ logs and the status page.
 
 from dataclasses import dataclass
 
+from envoy_ext.domain.circuit import CircuitState
+from envoy_ext.domain.circuit_evidence import FailureClass
 from envoy_ext.domain.discovery import Standing
 from envoy_ext.domain.fingerprint import Difference
 from envoy_ext.domain.ids import PoolName, ReplicaId
@@ -68,6 +70,8 @@ class ControlCallFailed:
 
     incarnation: int
     detail: str
+    unanswered: bool = False
+    """It had no time, or was told to come later: the model may be as well as it is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,26 @@ class DependencyChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CircuitStanding:
+    """What its circuit says of a replica that is not simply closed."""
+
+    out: bool
+    """It gets no work but trials."""
+    cut: bool
+    """The circuit is open or half open; without `out`, the replica serves on all the same."""
+    asks: bool
+    """The control call is wanted."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitMoved:
+    """The circuit says this from now on; None: nothing, it is closed."""
+
+    standing: CircuitStanding | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopLate:
     """The sidecar's own loop stood still for so long; nobody looked at any replica meanwhile."""
 
@@ -130,6 +154,7 @@ Sign = (
     | StreamBytes
     | InflightChanged
     | DependencyChanged
+    | CircuitMoved
     | LoopLate
 )
 """What a replica, or the way to it, shows of itself."""
@@ -186,4 +211,27 @@ class ProcessEnded:
     """When that process gave its last page."""
 
 
-Change = ReplicaChanged | DrainEnded | FingerprintContradicted | ProcessEnded | CancelBegan | CancelOver
+@dataclass(frozen=True, slots=True)
+class CircuitTurned:
+    """A replica's circuit is in another state."""
+
+    replica: ReplicaId
+    pool: PoolName
+    at: float
+    before: CircuitState
+    after: CircuitState
+    kind: FailureClass | None
+    """The class of failure that opened it last."""
+    why: str
+    """For people."""
+
+
+Change = (
+    ReplicaChanged
+    | DrainEnded
+    | FingerprintContradicted
+    | ProcessEnded
+    | CircuitTurned
+    | CancelBegan
+    | CancelOver
+)

@@ -24,7 +24,7 @@ FILLING: Final = 0.5
 
 
 class Trigger(StrEnum):
-    """What makes a request step down. The last three are the codes that it would be refused with."""
+    """What makes a request step down. The last four are the codes that it would be refused with."""
 
     LINE_FILLING = "line_filling"
     """It has to wait, and the line is half full."""
@@ -33,6 +33,8 @@ class Trigger(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_DEADLINE_EXCEEDED = "queue_deadline_exceeded"
     NO_READY_REPLICA = "no_ready_replica"
+    UPSTREAM_UNAVAILABLE = "upstream_unavailable"
+    """Every replica is kept out by its circuit."""
 
 
 _SHORTENS: Final = frozenset({RungName.SHORTEN_GENERATION, RungName.SHORTEN_CONTEXT})
@@ -45,6 +47,7 @@ STEPS: Final[dict[Trigger, frozenset[RungName]]] = {
     Trigger.QUEUE_FULL: _LEADS_AWAY,
     Trigger.QUEUE_DEADLINE_EXCEEDED: _LEADS_AWAY,
     Trigger.NO_READY_REPLICA: _LEADS_AWAY,
+    Trigger.UPSTREAM_UNAVAILABLE: _LEADS_AWAY,
 }
 """Which trigger leads to which rungs. Any other code (a deadline that has passed, a gateway that stops) leads
 to none: there is no time for another answer."""

@@ -5,6 +5,7 @@ Nothing waits for a note, and none is a decision.
 
 from dataclasses import dataclass
 
+from envoy_ext.domain.events import LogCause
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.job import JobState
 from envoy_ext.domain.lease import FenceProof
@@ -115,6 +116,12 @@ class AttemptFinished:
     detail: str
     acts_until: float | None = None
     """Its stream is over, and its generation may last until then, monotonic seconds; None: it is over too."""
+    cause: LogCause | None = None
+    """Envoy's own word on its end, where there is one."""
+    answered: bool = False
+    """Part of its answer, or all of it, was released."""
+    computes: bool = True
+    """A model had to compute something for it."""
 
 
 @dataclass(frozen=True, slots=True)

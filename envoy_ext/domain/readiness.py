@@ -65,6 +65,16 @@ class ReplicaGate:
     def incarnation(self) -> int:
         return self._facts.incarnation
 
+    @property
+    def sound(self) -> bool:
+        """Whether it could get work, but for its circuit."""
+        return self._sound
+
+    @property
+    def ordered_out(self) -> bool:
+        """Whether somebody took it out: what ends there may end for that."""
+        return self._state in _ORDERED or self._facts.held
+
     def receive(self, event: FleetEvent, now: float) -> tuple[Change, ...]:
         """Take in one event and say what follows."""
         self._deadline_known = False
@@ -153,6 +163,7 @@ class ReplicaGate:
     def _begin(self, now: float, incarnation: int, inflight: int) -> None:
         self._facts = ReplicaFacts(self._policy, now, incarnation, inflight)
         self._state = ReplicaState.DISCOVERED
+        self._sound = False
         self._ramp_until = None
         self._drained = False
         """By an operator's order."""
@@ -201,14 +212,17 @@ class ReplicaGate:
         """Follow the table: what happened, then what stands, then the end of slow start."""
         before = self._state
         state = before if signal is None else move(before, signal)
-        state = settle(state, self._facts.judge(now))
+        condition = self._facts.judge(now)
+        self._sound = condition in (LifeSignal.FIT, LifeSignal.FULL)
+        cut_off = self._facts.circuit is not None and self._facts.circuit.out
+        state = settle(state, LifeSignal.UNFIT if cut_off and self._sound else condition)
         if state is ReplicaState.WARMING:
             if before is not state or signal is LifeSignal.RESTARTED or self._ramp_until is None:
                 self._ramp_until = now + self._policy.slow_start_s
             if now >= self._ramp_until:
                 state = move(state, LifeSignal.RAMPED)
-        if before in SERVING and state not in (*SERVING, *_ORDERED) and not self._facts.held:
-            self._facts.board.note_left(now)
+        if before in SERVING and state not in (*SERVING, *_ORDERED) and not (self._facts.held or cut_off):
+            self._facts.board.note_left(now)  # a circuit has times of its own
         self._was_ready = self._was_ready or state in (*SERVING, ReplicaState.SATURATED)
         self._state = state
 

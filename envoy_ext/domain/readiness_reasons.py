@@ -28,12 +28,14 @@ class ReadinessReason(StrEnum):
     DEPENDENCY = "dependency"
     UNREACHABLE = "unreachable"
     JUST_FAILED = "just_failed"
+    CIRCUIT_OPEN = "circuit_open"
     KV_CACHE = "kv_cache"
     WAITING = "waiting"
     ALLOCATION_FAILURES = "allocation_failures"
     METRICS_STALE = "metrics_stale"
     METRICS_UNSUPPORTED = "metrics_unsupported"
     CONTROL_CALL_DECLINED = "control_call_declined"
+    CIRCUIT_OVERRULED = "circuit_overruled"
     GPU_XID_APPLICATION = "gpu_xid_application"
     GPU_ROW_REMAP_PENDING = "gpu_row_remap_pending"
 
@@ -49,6 +51,8 @@ class ReasonKind(StrEnum):
     """It is there, and something is wrong with it."""
     DOUBT = "doubt"
     """It did not answer us; that says as much about the way there as about the replica."""
+    CIRCUIT = "circuit"
+    """Our own requests fail there: it gets none but trials, and stands in for nobody."""
     LOAD = "load"
     """It works, and is full. Load never makes a replica dead."""
     REMARK = "remark"
@@ -73,12 +77,14 @@ KINDS: Final[dict[ReadinessReason, ReasonKind]] = {
     _R.DEPENDENCY: _K.FAULT,
     _R.UNREACHABLE: _K.DOUBT,
     _R.JUST_FAILED: _K.DOUBT,
+    _R.CIRCUIT_OPEN: _K.CIRCUIT,
     _R.KV_CACHE: _K.LOAD,
     _R.WAITING: _K.LOAD,
     _R.ALLOCATION_FAILURES: _K.LOAD,
     _R.METRICS_STALE: _K.REMARK,
     _R.METRICS_UNSUPPORTED: _K.REMARK,
     _R.CONTROL_CALL_DECLINED: _K.REMARK,
+    _R.CIRCUIT_OVERRULED: _K.REMARK,
     _R.GPU_XID_APPLICATION: _K.REMARK,
     _R.GPU_ROW_REMAP_PENDING: _K.REMARK,
 }

@@ -10,6 +10,8 @@ from typing import assert_never
 
 from envoy_ext.domain.control_calls import ControlCalls
 from envoy_ext.domain.fleet_events import (
+    CircuitMoved,
+    CircuitStanding,
     ControlCallFailed,
     ControlCallPassed,
     DependencyChanged,
@@ -55,6 +57,8 @@ class ReplicaFacts:
         """Those of our own, at this moment, that we have dropped."""
         self.held = False
         """The orchestrator lists it as not ready."""
+        self.circuit: CircuitStanding | None = None
+        """What the circuit of this process says; None while it is closed."""
         self._policy = policy
         self.process_ended_at: float | None = None
         """When the process before this one was last seen, where a page proves its end."""
@@ -82,6 +86,8 @@ class ReplicaFacts:
                 self.progress.note_inflight(inflight, now)
             case DependencyChanged(name, reachable):
                 (self._lost_dependencies.discard if reachable else self._lost_dependencies.add)(name)
+            case CircuitMoved(standing):
+                self._take_circuit(standing)
             case LoopLate(seconds):
                 self.reach.note_late(seconds, now)
                 self.progress.excuse(seconds, now)
@@ -91,7 +97,7 @@ class ReplicaFacts:
         return None
 
     def judge(self, now: float) -> LifeSignal:
-        """Judge what is judged at any moment, and give the one condition that holds."""
+        """Judge what is judged at any moment, and give the one condition that holds, but for the circuit."""
         self._judge_time(now)
         if not self.controls.proven:
             return LifeSignal.UNPROVEN
@@ -107,6 +113,9 @@ class ReplicaFacts:
         if self._lost_dependencies:
             names = ", ".join(sorted(self._lost_dependencies))
             found.append(Finding(_R.DEPENDENCY, f"cannot reach {names}"))
+        if self.circuit is not None and self.circuit.cut:
+            reason = _R.CIRCUIT_OPEN if self.circuit.out else _R.CIRCUIT_OVERRULED
+            found.append(Finding(reason, self.circuit.text))
         if not self.controls.proven:
             found.append(self._describe_unproven())
         elif self.controls.declined:
@@ -132,7 +141,8 @@ class ReplicaFacts:
         # One that was never proven is asked also while its page is refused: that may be another port.
         refused = self.reach.refusal is Level.BAD
         stuck = self.board.is_open(_R.HANG) and not self.progress.working and not refused
-        return not absent and (stuck or not self.controls.proven) and now >= self.controls.retry_at
+        failing = self.circuit is not None and self.circuit.asks
+        return not absent and (stuck or failing or not self.controls.proven) and now >= self.controls.retry_at
 
     # --- signs ------------------------------------------------------------------------------------
 
@@ -236,6 +246,11 @@ class ReplicaFacts:
         if self.reach.refusal is Level.GOOD:
             self._refused = False
 
+    def _take_circuit(self, standing: CircuitStanding | None) -> None:
+        if standing is not None and standing.asks and (self.circuit is None or not self.circuit.asks):
+            self.controls.hurry()
+        self.circuit = standing
+
     def _waive_proof(self) -> None:
         if not self._policy.warmup:
             self._prove()
@@ -267,6 +282,7 @@ class ReplicaFacts:
         self.pages.forget(now)
         self.progress.forget_engine(now)
         self.failures = OwnFailures()
+        self.circuit = None
         self._marks = None
         self._refused = False
 

@@ -14,6 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from envoy_ext import __version__
 from envoy_ext.domain.boundaries import FORBIDDEN
+from envoy_ext.domain.circuit import CircuitState
+from envoy_ext.domain.circuit_evidence import FailureClass
+from envoy_ext.domain.fleet_events import CircuitTurned
 from envoy_ext.domain.fleet_view import FleetView
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.notes import (
@@ -256,6 +259,12 @@ class Metrics:
             ["pool", "proof"],
             registry=registry,
         )
+        self.circuit_opened = Counter(
+            "envoy_ext_circuit_opened_total",
+            "Circuits that have opened, or opened again after a trial, by the class of failure.",
+            ["pool", "class"],
+            registry=registry,
+        )
         self.engine_aborts = Counter(
             "envoy_ext_engine_aborts_total",
             "Calls to an engine to end a cancelled attempt: asked, or why it could not be.",
@@ -298,8 +307,16 @@ class Metrics:
             self.answers_replayed.labels(pool)
             self.unrecorded.labels(pool)
             self.queue_depth.labels(pool)
-            for code in ("queue_full", "queue_deadline_exceeded", "no_ready_replica", FORBIDDEN):
+            for code in (
+                "queue_full",
+                "queue_deadline_exceeded",
+                "no_ready_replica",
+                "upstream_unavailable",
+                FORBIDDEN,
+            ):
                 self.shed.labels(pool, code)
+            for kind in FailureClass:
+                self.circuit_opened.labels(pool, kind)
             self.hand_offs_failed.labels(pool)
             for rung in RungName:
                 if rung is not RungName.REFUSE:
@@ -354,6 +371,16 @@ class Metrics:
     def note_cancel(self, over: CancelOver) -> None:
         """A cancelled attempt is computed no more."""
         self.cancels.labels(over.pool, over.proof).inc()
+
+    def watch_circuits(self, read: Callable[[ReplicaId], CircuitState | None]) -> None:
+        """Where the state of a replica's circuit comes from."""
+        self._replicas.read_circuit = read
+
+    def note_circuit(self, turned: CircuitTurned) -> None:
+        """A circuit is in another state. A control call that failed is no opening of its own."""
+        opened = turned.after is CircuitState.OPEN and turned.before is not CircuitState.PROBING
+        if opened and turned.kind is not None:
+            self.circuit_opened.labels(turned.pool, turned.kind).inc()
 
     def note_abort(self, pool: PoolName, result: str) -> None:
         """An engine was asked to end a cancelled attempt; `result` is "asked" or one of `domain.sample`'s."""

@@ -34,6 +34,7 @@ from envoy_ext.services.admission import (
     decide_allowed,
 )
 from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.fleet import CUT_OFF, NO_READY_REPLICA
 from envoy_ext.services.heads import Heads, RequestHead, Sender
 from envoy_ext.services.live_exchange import add_retry_after
 from envoy_ext.services.queues import Queues, draw_retry_after
@@ -215,8 +216,10 @@ class Authz:
         deadline = None if left_s is None else now + left_s
         newcomer = Newcomer(_NOBODY, arrival.request_class, arrival.caller, deadline)
         shed = self._queues.foresee_refusal(pool, newcomer)
-        if shed is None or (arrival.family is ApiFamily.MODELS and shed.code != "no_ready_replica"):
+        if shed is None:
             return None
+        if arrival.family is ApiFamily.MODELS and shed.code not in (CUT_OFF, NO_READY_REPLICA):
+            return None  # it takes no slot
         given = None if request is None else self._find_template(arrival, request, shed)
         if given is not None:
             return given

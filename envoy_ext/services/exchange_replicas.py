@@ -5,10 +5,11 @@ computation.
 """
 
 from envoy_ext.domain.api import ReadRequest
+from envoy_ext.domain.availability import is_kept_out_by_circuit
 from envoy_ext.domain.events import Target
 from envoy_ext.domain.exchange_shared import Tried
 from envoy_ext.domain.fleet_view import Offer, choose_replay_candidates
-from envoy_ext.domain.ids import PoolName, ReplicaId
+from envoy_ext.domain.ids import OperationId, PoolName, ReplicaId
 from envoy_ext.domain.prompt_head import read_prompt_head
 from envoy_ext.ports import Clock
 from envoy_ext.services.fleet import Fleet
@@ -60,6 +61,20 @@ class ExchangeReplicas:
             return None
         targets = choose_replay_candidates(view, None, (), recent_replays=self._fleet.placed)
         return targets[0] if targets else None
+
+    def choose_trial(self, operation_id: OperationId, *, replayable: bool) -> Target | None:
+        """Where a first attempt is to be a trial of a replica that failed; None where none is due.
+
+        A trial that fails is replayed like any other loss: who could not be, is none while others serve.
+        """
+        if not self._fleet.circuits.is_troubled(self._pool):
+            return None
+        view = self._fleet.view.find(self._pool)
+        if view is None or not (replayable or all(one.offer is not Offer.SERVING for one in view.replicas)):
+            return None
+        due = [one for one in view.replicas if one.profile.addresses and is_kept_out_by_circuit(one.status)]
+        chosen = self._fleet.circuits.promise_trial(self._pool, operation_id, [one.id for one in due])
+        return next((Target(one.id, one.profile.addresses[0]) for one in due if one.id == chosen), None)
 
     def find_revision(self, replica: ReplicaId, at: float) -> str | None:
         """What the replica served at that time: its weights' revision, or else its model's name."""

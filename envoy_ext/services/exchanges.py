@@ -258,7 +258,13 @@ class Exchanges:
         identity = live.exchange.identity
         slot_at = self._queues.choose_replica(identity.pool, identity.operation_id)
         replicas = ExchangeReplicas(self._fleet, identity.pool, self._clock)
-        live.receive(AttemptArrived(attempt_id, replicas.choose_first_target(slot_at), routed_to))
+        target = None
+        if len(live.attempt_ids) == 1 and live.exchange.computes:
+            replayable = live.exchange.may_be_replayed
+            target = replicas.choose_trial(identity.operation_id, replayable=replayable)
+        if target is None:
+            target = replicas.choose_first_target(slot_at)
+        live.receive(AttemptArrived(attempt_id, target, routed_to))
 
     def find_attempt(self, attempt_id: AttemptId) -> LiveExchange | None:
         """The exchange in flight that an attempt belongs to."""
@@ -417,11 +423,13 @@ class Exchanges:
             case FirstDelta():
                 if note.replica is not None:
                     replicas.note_first_delta(note.replica, note.attempt_s)
+                    self._fleet.circuits.note_first_delta(identity.operation_id, note.replica)
             case AttemptLetGo():
                 self._fleet.streams.note(note)
                 self._queues.start(note.pool, identity.operation_id, note.attempt_id)
             case AttemptPlaced():
                 self._fleet.streams.note(note)
+                self._fleet.circuits.begin(identity.operation_id, note.replica)
             case AttemptProved() | AttemptFinished():
                 self._fleet.streams.note(note)
                 if isinstance(note, AttemptFinished):
@@ -436,6 +444,7 @@ class Exchanges:
             case ExchangeEnded():
                 # Its end is in the journal: a repeat under its key may ask there.
                 self._repeats.free_key(note.operation_id)
+                self._fleet.circuits.note_exchange_ended(note.operation_id)
         self._observer.note(note)
 
     async def _read_ledger(self, awaited: LedgerAwaited) -> None:
@@ -461,6 +470,7 @@ class Exchanges:
 
     def _forget(self, live: LiveExchange) -> None:
         identity = live.exchange.identity
+        self._fleet.circuits.note_over(identity.operation_id)
         self._live.pop(identity.exchange_id, None)
         for attempt_id in live.attempt_ids:
             self._attempts.pop(attempt_id, None)

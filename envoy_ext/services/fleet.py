@@ -13,11 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from envoy_ext.domain.availability import Availability
+from envoy_ext.domain.availability import Availability, ServingReason
+from envoy_ext.domain.circuit_policy import CircuitPolicy
 from envoy_ext.domain.discovery import Member, MemberChanges
 from envoy_ext.domain.fingerprint import Fingerprint
 from envoy_ext.domain.fleet_events import (
     Change,
+    CircuitTurned,
+    ControlCallFailed,
     ControlCallPassed,
     Discovered,
     DrainEnded,
@@ -50,9 +53,13 @@ from envoy_ext.domain.replica_status import ReplicaStatus
 from envoy_ext.domain.sample import ScrapeFailure
 from envoy_ext.ports import Clock
 from envoy_ext.services.experience import Experience
+from envoy_ext.services.fleet_circuits import FleetCircuits
 from envoy_ext.services.fleet_members import FleetMembers
 from envoy_ext.services.own_streams import OwnStreams
 
+NO_READY_REPLICA: Final = "no_ready_replica"
+CUT_OFF: Final = "upstream_unavailable"
+"""The client's code while a pool is cut off: replicas are there, and none of them could answer."""
 TICK_S: Final = 0.25
 """How often time alone is looked at: a quarter of the default scrape interval."""
 REST_S: Final = 0.05
@@ -73,6 +80,8 @@ class FleetPool:
     over_xds: bool
     """Whether Envoy hears of health and weights; else what must not serve is kept out at the gate."""
     view: ViewPolicy
+    circuit: CircuitPolicy | None = None
+    """None: no circuits, and readiness alone judges our own failures."""
 
 
 class Fleet:
@@ -94,7 +103,11 @@ class Fleet:
         self._gates = self._members.gates
         self.experience = Experience()
         """What exchanges have learned of replicas; they write it, and weights are read from it."""
-        self.streams = OwnStreams(clock, self.receive, self.incarnation, on_change)
+        policies = {pool.name: pool.circuit for pool in pools if pool.circuit is not None}
+        self._breaker = FleetCircuits(policies, clock, self._gates, self.receive, self._note_turn)
+        self.circuits = self._breaker.circuits
+        """Whether our own requests may go to a replica; exchanges tell of that too."""
+        self.streams = OwnStreams(clock, self.receive, self.incarnation, on_change, self._breaker.note_end)
         """Our own attempts; exchanges tell of them."""
         self._drains: dict[ReplicaId, asyncio.Event] = {}
         self._view = self._build_view(None, clock.now())
@@ -112,6 +125,7 @@ class Fleet:
     @property
     def view(self) -> FleetView:
         """The picture of this moment: every change is in it, and figures are at most one tick old."""
+        self._breaker.settle()
         if self._changed:
             self._refresh(self._clock.now())
         return self._view
@@ -126,6 +140,11 @@ class Fleet:
             if told is None or told.availability is Availability.EMPTY:
                 return Availability.EMPTY
         return view.availability
+
+    def is_cut_off(self, pool: PoolName) -> bool:
+        """Whether circuits are what leaves a pool nobody to send work to."""
+        view = self.view.find(pool)
+        return view is not None and view.reason is ServingReason.CIRCUITS_OPEN
 
     async def wait_serving(self) -> None:
         """Until every pool has somebody to send work to."""
@@ -222,8 +241,11 @@ class Fleet:
         now = self._clock.now()
         self._note_lateness(self._health.look(now), now)
         self._tell(gate.receive(event, now))
-        if isinstance(event, Scraped):
-            self.streams.note_page(replica, event)
+        match event:
+            case Scraped():
+                self.streams.note_page(replica, event)
+            case ControlCallPassed() | ControlCallFailed():
+                self._breaker.note_control_call(gate, event)
 
     def note_refusal(self, pool: PoolName, address: str) -> None:
         """Nothing listens where requests go, by a look between those of the watcher. In a pool that nobody
@@ -322,6 +344,8 @@ class Fleet:
                 self._dirty = True
                 self._tell(gate.expire(now))
         self.streams.expire()
+        self.circuits.expire()
+        self._breaker.settle()
         self._forget_gone(now)
 
     def _note_lateness(self, late: LoopLate | None, now: float) -> None:
@@ -340,10 +364,15 @@ class Fleet:
                 self._drains[change.replica].set()
             if isinstance(change, ReplicaChanged):
                 self.experience.note_change(change)
+                self._breaker.follow(change)
             if isinstance(change, ProcessEnded):
                 self.places.note_process_end(change.replica, change.last_seen_at)
                 self.streams.note_process_end(change.replica, self.places.find_end(change.replica))
             self._on_change(change)
+
+    def _note_turn(self, turned: CircuitTurned) -> None:
+        self._news.set()
+        self._on_change(turned)
 
     def _show(self) -> None:
         """Tell whoever needs it of a picture that they have not seen."""

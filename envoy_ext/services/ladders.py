@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
-from envoy_ext.domain.api import ApiFamily
+from envoy_ext.domain.api import NOT_COMPUTED, ApiFamily
 from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.boundaries import FORBIDDEN
 from envoy_ext.domain.client_errors import ClientError
@@ -39,12 +39,13 @@ from envoy_ext.ports import Clock, HandedOver, HandOffs, Observer
 from envoy_ext.services.admission import Arrival
 from envoy_ext.services.background import Background
 from envoy_ext.services.changing import Changing
+from envoy_ext.services.exchange_replicas import ExchangeReplicas
 from envoy_ext.services.exchanges import Exchanges, Opening
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.job_requests import Submission
 from envoy_ext.services.jobs import Jobs
 from envoy_ext.services.live_exchange import LiveExchange
-from envoy_ext.services.queues import NO_REPLICA_SPAN_S, Queues, draw_retry_after
+from envoy_ext.services.queues import Queues, draw_retry_after
 
 HERE_S: Final = 0.0
 """A request that is answered here waits for no slot: what the queue's last word may take is enough."""
@@ -176,7 +177,7 @@ class Ladders:
         """Ask the request's pool, with as much of the request as this moment lets it have."""
         arrival, pool = opening.arrival, opening.admitted.pool
         if not self._is_there(opening):
-            return Placed(opening, Shed(opening.operation_id, "no_ready_replica", NO_REPLICA_SPAN_S))
+            return Placed(opening, self._ask_for_trial(opening))
         ladder, left_s = self._find(arrival.request_class), arrival.deadline_s
         shorter = opening
         if ladder.rungs:
@@ -192,6 +193,15 @@ class Ladders:
         )
         outcome = self._queues.ask(pool, newcomer)
         return Placed(opening if isinstance(outcome, Shed) else shorter, outcome)
+
+    def _ask_for_trial(self, opening: Opening) -> Outcome:
+        """What becomes of a request whose pool has nobody to serve: a trial, where one is due, or nothing."""
+        pool, operation_id = opening.admitted.pool, opening.operation_id
+        if opening.admitted.request.facts.family not in NOT_COMPUTED:
+            replicas = ExchangeReplicas(self._fleet, pool, self._clock)
+            if replicas.choose_trial(operation_id, replayable=False) is not None:
+                return Granted(operation_id, 0.0)
+        return self._queues.build_empty(pool, operation_id)
 
     def _hold_boundary(self, opening: Opening, way: OtherPool, *, recorded: bool) -> bool:
         """Whether the data of the request may not go there; that is noted."""

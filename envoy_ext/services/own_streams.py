@@ -30,11 +30,14 @@ class OwnStreams:
         tell: Callable[[ReplicaId, FleetEvent], None],
         read_incarnation: Callable[[ReplicaId], int],
         on_cancel: Callable[[CancelBegan | CancelOver], None],
+        on_end: Callable[[AttemptFinished, ReplicaId], None],
     ) -> None:
+        """`on_end` hears of the ends that say something of the process that is there."""
         self._clock = clock
         self._tell = tell
         self._read_incarnation = read_incarnation
         self._on_cancel = on_cancel
+        self._on_end = on_end
         self._slots = Slots()
         self._lives: dict[AttemptId, tuple[ReplicaId, int]] = {}
         """In which incarnation of its replica each of them began."""
@@ -147,6 +150,7 @@ class OwnStreams:
         if replica is None or (life is not None and life != (replica, self._read_incarnation(replica))):
             return  # what an earlier life did is not held against this one
         self._tell(replica, OwnAttemptEnded(finished.outcome))
+        self._on_end(finished, replica)
 
     def _follow(self, step: SlotStep) -> None:
         for replica in step.counted:

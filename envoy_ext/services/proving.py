@@ -21,6 +21,7 @@ DECLINES: Final = frozenset({"denied", "declined", "unsupported"})
 _NO_TOKEN: Final = ScrapeFailure(0.0, "no_token", "a 200 without a token")
 _OF_THE_MOMENT: Final = frozenset({"timeout", "busy", "refused", "reset", "unreachable", "loading"})
 """What the same engine would say to any other question of ours at the same moment."""
+_UNANSWERED: Final = frozenset({"timeout", "busy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Failed:
     """No answer came of the model."""
 
     detail: str
+    unanswered: bool = False
+    """For want of time, or of room: a model that is busy looks the same."""
 
 
 Proof = Passed | Declined | Failed
@@ -75,7 +78,7 @@ async def ask_for_proof(
         if failure.reason == "starved":
             return None
         if failure.reason in _OF_THE_MOMENT:
-            return Failed(_describe(failure))
+            return Failed(_describe(failure), failure.reason in _UNANSWERED)
         failures.append(failure)
         # Another name helps only against an engine that does not know this one.
         skipped = None if failure.reason == "model_unknown" else question.path

@@ -20,7 +20,7 @@ from envoy_ext.domain.notes import SlotGiven
 from envoy_ext.domain.ticket import Granted, Newcomer, Outcome, Shed
 from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Observer
-from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.fleet import CUT_OFF, NO_READY_REPLICA, Fleet
 from envoy_ext.services.rooms import Rooms
 
 NO_REPLICA_SPAN_S: Final = 3
@@ -104,10 +104,16 @@ class Queues:
     def foresee_refusal(self, pool: PoolName, newcomer: Newcomer) -> Shed | None:
         """What a request would be told that asked at this moment; None where it would be let in, or wait."""
         if self._fleet.availability(pool) is Availability.EMPTY:
-            return Shed(newcomer.operation_id, "no_ready_replica", NO_REPLICA_SPAN_S)
+            return self.build_empty(pool, newcomer.operation_id)
         self.look(pool)
         queue, room = self._pools[pool].queue, self._rooms.read(pool)
         return queue.foresee_refusal(newcomer, room, self._clock.now())
+
+    def build_empty(self, pool: PoolName, operation_id: OperationId) -> Shed:
+        """What a request is told whose pool has nobody to send it to."""
+        if self._fleet.is_cut_off(pool):
+            return Shed(operation_id, CUT_OFF, self._fleet.circuits.read_wait_s(pool))
+        return Shed(operation_id, NO_READY_REPLICA, NO_REPLICA_SPAN_S)
 
     def has_room(self, pool: PoolName) -> bool:
         """Whether a request that asked at this moment would be let in at once."""
@@ -164,7 +170,8 @@ class Queues:
             return
         now, room = self._clock.now(), self._rooms.read(pool)
         if self._fleet.availability(pool) is Availability.EMPTY:
-            self._refuse(pool, one.queue.shed_all("no_ready_replica", room, now))
+            code = CUT_OFF if self._fleet.is_cut_off(pool) else NO_READY_REPLICA
+            self._refuse(pool, one.queue.shed_all(code, room, now))
         else:
             self._let_in(pool, one.queue.fill(room, now))
         self._arm(pool)

@@ -184,8 +184,8 @@ class Watcher:
                 self._fleet.receive(watched.replica, ControlCallPassed(incarnation))
             case Declined(detail):
                 self._fleet.receive(watched.replica, ControlCallPassed(incarnation, declined=detail))
-            case Failed(detail):
-                self._fleet.receive(watched.replica, ControlCallFailed(incarnation, detail))
+            case Failed(detail, unanswered):
+                self._fleet.receive(watched.replica, ControlCallFailed(incarnation, detail, unanswered))
             case None:
                 pass  # it was this process that did not run: the model is asked again
             case _:

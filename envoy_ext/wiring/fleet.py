@@ -5,11 +5,14 @@ Belongs to the composition layer, beside `app`.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from envoy_ext.adapters.ops_answers import DiscoveryView
 from envoy_ext.adapters.ops_answers import PoolView as ShownPool
 from envoy_ext.adapters.ops_answers import ReplicaView as ShownReplica
-from envoy_ext.config import Config, Hysteresis, Pool, Readiness
+from envoy_ext.config import Circuit, Config, Hysteresis, Pool, Readiness
+from envoy_ext.domain.circuit_evidence import FailureClass
+from envoy_ext.domain.circuit_policy import CircuitPolicy
 from envoy_ext.domain.fingerprint import Fingerprint, compute_digest, list_known
 from envoy_ext.domain.fleet_view import FleetView, Offer, ReplicaView, ViewPolicy
 from envoy_ext.domain.fleet_view import PoolView as FleetPoolView
@@ -34,8 +37,9 @@ _HEALTH = {
 }
 
 
-def build_readiness(readiness: Readiness) -> ReadinessPolicy:
+def build_readiness(readiness: Readiness, circuit: Circuit | None = None) -> ReadinessPolicy:
     """A pool's `readiness`, as its gates take it."""
+    breaks = circuit is not None and circuit.enabled
     return ReadinessPolicy(
         scrape_s=readiness.scrape,
         stale_s=readiness.stale,
@@ -45,10 +49,34 @@ def build_readiness(readiness: Readiness) -> ReadinessPolicy:
         gpu_temperature=_band(readiness.gpu_temperature),
         hang_s=readiness.hang,
         warmup=readiness.warmup,
-        # Nobody looks whether an unwatched replica is back, so its failures only put it last; and what
-        # was never away needs no slow start.
-        own_failures=OWN_FAILURES if readiness.watch else Band(leave_at=math.inf, return_at=1.0),
+        # One judge for our own failures: where there is a circuit, readiness leaves them to it. Without one
+        # nobody looks whether an unwatched replica is back, so its failures only put it last; and what was
+        # never away needs no slow start.
+        own_failures=OWN_FAILURES if readiness.watch and not breaks else _NO_BAND,
         slow_start_s=SLOW_START_S if readiness.watch else 0.0,
+    )
+
+
+_NO_BAND: Final = Band(leave_at=math.inf, return_at=1.0)
+
+
+def build_circuit(pool: Pool) -> CircuitPolicy | None:
+    """A pool's `circuit`, as its circuits take it; None where it is switched off."""
+    circuit = pool.circuit
+    if not circuit.enabled:
+        return None
+    told = {kind: getattr(circuit.in_a_row, kind.value) for kind in FailureClass}
+    return CircuitPolicy(
+        window_s=circuit.window,
+        min_attempts=circuit.min_attempts,
+        failure_rate=circuit.failure_rate,
+        in_a_row={kind: count for kind, count in told.items() if isinstance(count, int)},
+        open_s=circuit.open.first,
+        open_max_s=circuit.open.longest,
+        trial_requests=circuit.trial.requests,
+        trial_successes=circuit.trial.successes,
+        max_open=circuit.max_open,
+        probes=pool.readiness.watch and pool.readiness.warmup,
     )
 
 
@@ -62,7 +90,7 @@ def build_fleet_pools(pools: Sequence[Pool], over_xds: bool) -> list[FleetPool]:
         FleetPool(
             name=pool.name,
             fingerprint=build_fingerprint(pool),
-            readiness=build_readiness(pool.readiness),
+            readiness=build_readiness(pool.readiness, pool.circuit),
             watched=pool.readiness.watch,
             over_xds=over_xds,
             view=ViewPolicy(
@@ -73,6 +101,7 @@ def build_fleet_pools(pools: Sequence[Pool], over_xds: bool) -> list[FleetPool]:
                 ),
                 weigh_every_s=pool.readiness.scrape,
             ),
+            circuit=build_circuit(pool),
         )
         for pool in pools
     ]

@@ -5,7 +5,8 @@ Belongs to the composition layer, beside `app`.
 
 import logging
 
-from envoy_ext.domain.fleet_events import Change, FingerprintContradicted, ReplicaChanged
+from envoy_ext.domain.circuit import CUT
+from envoy_ext.domain.fleet_events import Change, CircuitTurned, FingerprintContradicted, ReplicaChanged
 from envoy_ext.domain.slots import CancelOver
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.xds.session import Nacked, Note, NotServed, Pushed
@@ -32,6 +33,21 @@ def note_change(change: Change, metrics: Metrics) -> None:
     """
     if isinstance(change, CancelOver):
         metrics.note_cancel(change)
+    if isinstance(change, CircuitTurned):
+        metrics.note_circuit(change)
+        opened = change.after in CUT and change.before not in CUT
+        log.log(
+            logging.WARNING if opened else logging.INFO,
+            "circuit_changed",
+            extra={
+                "replica": change.replica,
+                "pool": change.pool,
+                "before": change.before.value,
+                "after": change.after.value,
+                "failure": None if change.kind is None else change.kind.value,
+                "why": change.why,
+            },
+        )
     if isinstance(change, FingerprintContradicted):
         log.warning(
             "fingerprint_contradicted",

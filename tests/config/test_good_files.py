@@ -9,7 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from envoy_ext.config import Config, Kubernetes, Origin, Sidecar, WebPlace, load_config, parse_config
+from envoy_ext.domain.circuit_evidence import FailureClass
+from envoy_ext.domain.circuit_policy import CircuitPolicy
 from envoy_ext.domain.errors import ConfigError
+from envoy_ext.wiring.fleet import build_circuit
 
 GOOD = Path(__file__).parent / "good"
 EXAMPLE = Path(__file__).parents[2] / "envoy" / "config.yaml"
@@ -53,6 +56,25 @@ def test_the_smallest_file_has_the_documented_defaults() -> None:
     assert (pool.readiness.gpu_temperature.leave, pool.readiness.gpu_temperature.return_) == (90, 80)
     assert (pool.readiness.scrape, pool.readiness.stale, pool.readiness.hold) == (1, 10, 5)
     assert (pool.readiness.hang, pool.readiness.warmup) == (120, True)
+
+
+def test_a_circuit_that_a_file_says_nothing_of_is_the_cores_own() -> None:
+    assert build_circuit(load("smallest").pools[0]) == CircuitPolicy()
+
+
+def test_every_key_of_a_circuit_reaches_the_core() -> None:
+    assert build_circuit(load("every_key").pools[0]) == CircuitPolicy(
+        window_s=60.0,
+        min_attempts=20,
+        failure_rate=0.8,
+        in_a_row={FailureClass.CONNECT: 2, FailureClass.RESET: 7, FailureClass.SILENCE: 1},
+        open_s=0.5,
+        open_max_s=0.5,
+        trial_requests=1,
+        trial_successes=5,
+        max_open=1.0,
+        probes=False,
+    )
 
 
 def test_the_failover_policy_defaults_to_two_attempts_and_no_retry_after_the_first_delta() -> None:

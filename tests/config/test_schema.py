@@ -25,6 +25,7 @@ BEYOND_A_SCHEMA = {
     "callers_header_of_anybody",
     "callers_header_taken",
     "callers_nowhere",
+    "circuit_counts_nothing",
     "class_name_not_text",
     "date_for_text",
     "date_that_is_none",

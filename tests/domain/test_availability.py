@@ -99,7 +99,7 @@ def test_by_policy_a_pool_without_a_ready_replica_fails_fast():
     assert choose(status("c"), *pool, policy=WhenNoneReady.FAIL_FAST) == (NORMAL, R.READY, "c")
 
 
-BY_METRICS = [reason for reason, kind in KINDS.items() if kind is not ReasonKind.ORDER]
+BY_METRICS = [reason for reason, kind in KINDS.items() if kind not in (ReasonKind.ORDER, ReasonKind.CIRCUIT)]
 
 
 @given(
@@ -130,5 +130,14 @@ def test_every_pair_of_states(states):
 
 def test_every_reason_but_an_order_has_a_place_in_line():
     for reason in ReadinessReason:
-        if KINDS[reason] is not ReasonKind.ORDER:
+        if KINDS[reason] not in (ReasonKind.ORDER, ReasonKind.CIRCUIT):
             assert choose(out("a", reason))[0] is DEGRADED
+
+
+def test_one_that_its_circuit_keeps_out_stands_in_for_nobody():
+    failing = out("a", "circuit_open")
+    assert choose(failing) == (EMPTY, R.CIRCUITS_OPEN, "")
+    assert choose(failing, out("b", "refused")) == (DEGRADED, R.NONE_READY, "b")
+    assert choose(failing, status("b", S.DRAINING, ["draining"])) == (EMPTY, R.CIRCUITS_OPEN, "")
+    assert choose(failing, status("b")) == (NORMAL, R.READY, "b")
+    assert choose(out("a", "circuit_overruled")) == (DEGRADED, R.NONE_READY, "a")

@@ -7,6 +7,8 @@ import pytest
 
 from envoy_ext.domain.discovery import Standing
 from envoy_ext.domain.fleet_events import (
+    CircuitMoved,
+    CircuitStanding,
     ControlCallFailed,
     ControlCallPassed,
     DependencyChanged,
@@ -99,6 +101,9 @@ EVENTS = {
     "undrain": (Undrained, {S.DRAINING: S.WARMING}),
     "a lost dependency": (lambda: DependencyChanged("adapters", reachable=False), OUT),
     "a dependency that is there": (lambda: DependencyChanged("adapters", reachable=True), {}),
+    "its circuit opened": (lambda: CircuitMoved(CircuitStanding(True, True, False, "")), OUT),
+    "its circuit is overruled": (lambda: CircuitMoved(CircuitStanding(False, True, True, "")), {}),
+    "its circuit is closed": (lambda: CircuitMoved(None), {}),
     "late": (lambda: LoopLate(30.0), {}),
 }
 

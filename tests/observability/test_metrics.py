@@ -41,6 +41,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 LABELS = {
     "envoy_ext_exchanges_total": {"pool", "ending"},
     "envoy_ext_attempts_total": {"pool", "outcome"},
+    "envoy_ext_circuit_opened_total": {"pool", "class"},
     "envoy_ext_replays_total": {"pool", "reason"},
     "envoy_ext_replays_refused_total": {"pool", "reason"},
     "envoy_ext_interrupted_streams_total": {"pool", "reason"},

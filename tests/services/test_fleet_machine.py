@@ -4,7 +4,8 @@ In every picture it tells, however short it stands:
 
 1. No weight is 0, and what Envoy is to get can be built.
 2. A pool is empty only by orders and by discovery's word, or before any of its replicas ever served.
-   What pages say, or fail to say, empties none, nor do our own failures, restarts and pauses.
+   What pages say, or fail to say, empties none, nor do our own failures, restarts and pauses; unless
+   there are circuits, and the model of each one that could serve fails its control call as well.
 3. Whoever is ready serves and whoever serves is not drained; while anybody is ready, nobody else serves.
 4. Streams are counted where they run.
 5. Time in which the sidecar did not run takes nobody out.
@@ -20,8 +21,10 @@ from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from hypothesis import assume, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from envoy_ext.config import Readiness
-from envoy_ext.domain.availability import Availability, is_usable
+from envoy_ext.config import Circuit, Readiness
+from envoy_ext.domain.availability import Availability, ServingReason, is_usable
+from envoy_ext.domain.circuit import CircuitState
+from envoy_ext.domain.circuit_policy import CircuitPolicy
 from envoy_ext.domain.discovery import MemberChanges
 from envoy_ext.domain.exchange_shared import Tried
 from envoy_ext.domain.fingerprint import Fingerprint, are_compatible
@@ -36,6 +39,7 @@ from envoy_ext.domain.fleet_view import FleetView, Offer, PoolView, ViewPolicy
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.notes import AttemptFinished
 from envoy_ext.domain.outcomes import AttemptOutcome
+from envoy_ext.domain.readiness_reasons import ReadinessReason
 from envoy_ext.domain.replica_life import ReplicaState
 from envoy_ext.domain.sample import GpuSample, Sample, ScrapeFailure
 from envoy_ext.services.exchange_replicas import ExchangeReplicas
@@ -98,16 +102,19 @@ fingerprints = st.builds(
 
 
 class FleetMachine(RuleBasedStateMachine):
-    @initialize(warmup=st.booleans(), over_xds=st.booleans())
-    def begin(self, warmup, over_xds):
+    @initialize(warmup=st.booleans(), over_xds=st.booleans(), breaks=st.booleans())
+    def begin(self, warmup, over_xds, breaks):
         self.clock = ManualClock()
         self.drained: set[ReplicaId] = set()
         self.served: set[ReplicaId] = set()
         self.streams: dict[AttemptId, ReplicaId] = {}
         self.begun = 0
         self.listed = set(NAMES)
-        readiness = build_readiness(Readiness(hold=1.0, stale=4.0, hang=10.0, warmup=warmup, watch=True))
-        pool = FleetPool(POOL, Fingerprint(POOL), readiness, True, over_xds, ViewPolicy())
+        self.failed_calls: set[ReplicaId] = set()
+        given = Readiness(hold=1.0, stale=4.0, hang=10.0, warmup=warmup, watch=True)
+        readiness = build_readiness(given, Circuit(enabled=breaks))
+        circuit = CircuitPolicy(window_s=10.0, open_s=1.0, open_max_s=5.0, probes=warmup) if breaks else None
+        pool = FleetPool(POOL, Fingerprint(POOL), readiness, True, over_xds, ViewPolicy(), circuit)
         self.endpoints = Endpoints({})
         self.fleet = Fleet([pool], self.clock, self.check, lambda change: None)
         list_members(self.fleet, POOL, tuple(NAMES))
@@ -121,7 +128,9 @@ class FleetMachine(RuleBasedStateMachine):
         self.served |= ready
         assert all(one.weight >= 1 for one in pool.replicas)
         assert (pool.availability is Availability.EMPTY) == (not serving)
-        if self.served - self.drained:
+        if pool.reason is ServingReason.CIRCUITS_OPEN:
+            self.check_cut_off(pool)
+        elif self.served - self.drained:
             assert serving
         if ready:
             assert serving == ready
@@ -130,6 +139,15 @@ class FleetMachine(RuleBasedStateMachine):
             assert (one.offer is Offer.DRAINING) == (one.status.state is ReplicaState.DRAINING)
             assert (one.offer is Offer.ABSENT) == (one.id not in self.listed)
         self.check_endpoints(view, pool)
+
+    def check_cut_off(self, pool: PoolView) -> None:
+        """Nobody is out on the word of requests alone, where nobody serves."""
+        for one in pool.replicas:
+            reasons = set(one.status.reasons)
+            if ReadinessReason.CIRCUIT_OPEN in reasons and not one.status.findings[1:]:
+                assert one.id in self.failed_calls
+            if one.status.was_ready and one.id not in self.drained and one.id in self.listed:
+                assert ReadinessReason.CIRCUIT_OPEN in reasons
 
     def check_endpoints(self, view: FleetView, pool: PoolView) -> None:
         (resource,) = self.endpoints.build(view).offers[Kind.EDS].values()
@@ -166,6 +184,8 @@ class FleetMachine(RuleBasedStateMachine):
         for name in self.listed.intersection(replicas):
             incarnation = self.fleet.incarnation(name) - back
             failed = ControlCallFailed(incarnation, "HTTP 500")
+            if not passed:
+                self.failed_calls.add(name)
             self.fleet.receive(name, ControlCallPassed(incarnation) if passed else failed)
 
     @rule(replicas=some_replicas, back=st.integers(0, 1), told=fingerprints)
@@ -228,9 +248,26 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), outcome=st.sampled_from(AttemptOutcome), times=st.integers(1, 8))
     def attempts_end_at_once(self, name, outcome, times):
         for _ in range(times if name in self.listed else 0):
-            attempt = AttemptId("att_short")
+            attempt, operation = AttemptId("att_short"), OperationId(f"op_{self.begun}")
+            self.begun += 1
             place(self.fleet, attempt, name)
-            self.fleet.streams.note(AttemptFinished(OperationId("op_2"), attempt, POOL, name, outcome, ""))
+            self.fleet.circuits.begin(operation, name)
+            answered = outcome is AttemptOutcome.COMPLETED
+            ended = AttemptFinished(operation, attempt, POOL, name, outcome, "", answered=answered)
+            self.fleet.streams.note(ended)
+            self.fleet.circuits.note_over(operation)
+
+    @rule(replayable=st.booleans())
+    def asks_for_a_trial(self, replayable):
+        operation = OperationId(f"trial_{self.begun}")
+        self.begun += 1
+        target = ExchangeReplicas(self.fleet, POOL, self.clock).choose_trial(operation, replayable=replayable)
+        if target is not None:
+            found = self.fleet.view.pools[0].find(target.replica)
+            assert found is not None
+            assert found.offer is Offer.WITHHELD
+            assert self.fleet.circuits.read_state(target.replica) is CircuitState.HALF_OPEN
+        self.fleet.circuits.note_over(operation)
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
@@ -283,6 +320,7 @@ class FleetMachine(RuleBasedStateMachine):
     )
     def a_pause_takes_nobody_out(self, seconds, first, name):
         self.fleet.tick()
+        self.passes(TICK_S)  # what has ended at this instant is judged behind it
         due = [gate.next_deadline() for gate in self.fleet._gates.values()]
         # The interval until the next tick is not excused, and what falls due in it is time's own doing.
         assume(all(one is None or one > self.clock.now() + TICK_S for one in due))

@@ -4,6 +4,7 @@ The hops' ends are lists of what was sent to them.
 """
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 from envoy_ext.adapters.clock import SystemClock
@@ -14,6 +15,7 @@ from envoy_ext.domain.answer_keeping import KeepingPolicy
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.boundaries import Boundaries, DataClass
 from envoy_ext.domain.callers import ALL_RIGHTS, CallerRules, Rights
+from envoy_ext.domain.circuit_policy import CircuitPolicy
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, ResponseBody, ResponseStarted
 from envoy_ext.domain.exchange_shared import ExchangePolicy
 from envoy_ext.domain.fingerprint import Fingerprint
@@ -23,6 +25,7 @@ from envoy_ext.domain.ids import AttemptId, ExchangeId, OperationId, PoolName, R
 from envoy_ext.domain.notes import Note
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
+from envoy_ext.domain.signals import Band
 from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Connections, HandOffs, ReachProbe, Store, ToolLedger, Trace
 from envoy_ext.services.admission import AdmissionRules, Arrival, PoolDirectory
@@ -45,6 +48,7 @@ from tests.support.members import list_members
 POOL = PoolName("chat")
 MODEL = "llama-3.1-8b"
 SSE = "text/event-stream"
+LEFT_TO_CIRCUITS = ReadinessPolicy(own_failures=Band(math.inf, 1.0))
 BODY = b'{"model": "llama-3.1-8b", "stream": true, "messages": []}'
 DELTA = b'data: {"choices":[{"index":0,"delta":{"content":"Hel"},"finish_reason":null}]}\n\n'
 REST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -109,6 +113,8 @@ class Sidecar:
     joining: JoinPolicy | None = None
     callers: CallerRules | None = None
     """Who is let in; None: anybody."""
+    circuit: CircuitPolicy | None = None
+    """Of the first pool."""
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
@@ -117,7 +123,16 @@ class Sidecar:
         names = (POOL, *others)
         fleet = Fleet(
             [
-                FleetPool(one, Fingerprint(one), ReadinessPolicy(), self.watched, False, ViewPolicy())
+                FleetPool(
+                    name=one,
+                    fingerprint=Fingerprint(one),
+                    # As the wiring has it: where there is a circuit, readiness leaves our failures to it.
+                    readiness=ReadinessPolicy() if self.circuit is None else LEFT_TO_CIRCUITS,
+                    watched=self.watched,
+                    over_xds=False,
+                    view=ViewPolicy(),
+                    circuit=self.circuit if one == POOL else None,
+                )
                 for one in names
             ],
             clock,

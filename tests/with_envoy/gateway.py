@@ -143,7 +143,8 @@ class Gateway:
 def build_config(engines: dict[str, SimEngine], directory: Path, **sections: Any) -> Config:
     """A configuration for these engines on free ports.
 
-    `sections` replace or extend top-level keys; `readiness`, `capacity` and `discovery` are the pool's.
+    `sections` replace or extend top-level keys; `readiness`, `circuit`, `capacity` and `discovery` are the
+    pool's.
     """
     replicas = [{"id": name, "url": engine.url} for name, engine in engines.items()]
     data: dict[str, Any] = {
@@ -154,7 +155,9 @@ def build_config(engines: dict[str, SimEngine], directory: Path, **sections: Any
         "shutdown": {"grace": "0s"},
         "pools": [{"name": "chat", "models": [MODEL], "engine": "vllm", "replicas": replicas}],
     }
-    for name in ("readiness", "capacity"):
+    # Requests of these tests ask for their failures one by one, as often as no replica survives it.
+    data["pools"][0]["circuit"] = {"enabled": False}
+    for name in ("readiness", "circuit", "capacity"):
         if name in sections:
             data["pools"][0][name] = sections.pop(name)
     if "discovery" in sections:
@@ -170,6 +173,7 @@ def build_unwatched_pool(urls: dict[str, str], engine: str = "vllm") -> dict[str
         "engine": engine,
         "replicas": [{"id": name, "url": url} for name, url in urls.items()],
         "readiness": {"watch": False},
+        "circuit": {"enabled": False},
     }
 
 

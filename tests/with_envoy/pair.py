@@ -153,6 +153,7 @@ async def run_edge(
                 "name": "chat",
                 "models": ["sim"],
                 "engine": "vllm",
+                "circuit": {"enabled": False},  # failures are asked for one by one, and often
                 "replicas": [{"id": engine.options.name, "url": engine.url} for engine in engines],
             }
         ],

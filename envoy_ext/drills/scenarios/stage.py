@@ -164,6 +164,8 @@ def _build_config(
             "replicas": [{"id": name, "url": urls[name]} for name in names],
             # Nobody looks at them: what is known of a loss comes from the request that met it.
             "readiness": {"watch": False},
+            # Each scenario is a loss of its own, and none of them is to move the next one's attempts.
+            "circuit": {"enabled": False},
         }
         for pool, names in POOLS.items()
         if set(names) <= urls.keys()
