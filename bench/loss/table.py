@@ -29,7 +29,7 @@ def _build_row(name: str, phase: str, run: Evidence, since: float, until: float)
     seconds = until - since
     tries = [one for one in run.tries if since <= one.sent_at < until]
     begun = [one for one in run.generations if since <= one.started_at < until]
-    _, again = split_attempts(run.generations)
+    _, again = split_attempts(run)
     good = {one.request_id for one in run.tries if is_good(run, one)}
     tokens = sum(one.tokens for one in begun)
     wasted = sum(one.tokens for one in begun if one.request_id not in good)

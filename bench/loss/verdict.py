@@ -4,6 +4,7 @@ All is judged by what clients saw and by what the engines wrote down themselves;
 only its gauges behind the end are taken.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -107,13 +108,17 @@ def find_peak(spans: Iterable[tuple[float, float]]) -> int:
     return peak
 
 
-def split_attempts(generations: Iterable[Generation]) -> tuple[list[Generation], list[Generation]]:
-    """First attempts, and those that repeat one."""
+def split_attempts(run: Evidence) -> tuple[list[Generation], list[Generation]]:
+    """First attempts, and those that repeat one. Where nobody listened any more no engine wrote the first one
+    down: then the client was told of two attempts, and one generation is there, which is the second."""
+    told = {one.request_id: one.attempts for one in run.tries if one.status == 200}
+    found = Counter(one.request_id for one in run.generations)
     seen: set[str] = set()
     first: list[Generation] = []
     again: list[Generation] = []
-    for one in sorted(generations, key=lambda one: one.started_at):
-        (again if one.request_id in seen else first).append(one)
+    for one in sorted(run.generations, key=lambda one: one.started_at):
+        refused_before = found[one.request_id] == 1 and told.get(one.request_id, 1) > 1
+        (again if one.request_id in seen or refused_before else first).append(one)
         seen.add(one.request_id)
     return first, again
 
@@ -124,7 +129,7 @@ def _spans(run: Evidence, found: Iterable[Generation]) -> list[tuple[float, floa
 
 def _judge_survivor(run: Evidence) -> Iterable[Promise]:
     shape, marks = run.shape, run.marks
-    first, again = split_attempts(run.generations)
+    first, again = split_attempts(run)
     own = find_peak(_spans(run, (one for one in first if one.replica == run.survivor)))
     yield Promise(
         f"never more first attempts at the replica that stays than its {shape.slots} slots"
@@ -221,7 +226,7 @@ def _judge_attempts(run: Evidence) -> Iterable[Promise]:
         not computed,
     )
     known = {one.request_id for one in run.tries}
-    first, again = split_attempts(run.generations)
+    first, again = split_attempts(run)
     odd = [one for one in first if one.request_id not in known]
     often = [one for one in again if sum(o.request_id == one.request_id for o in again) >= MAX_ATTEMPTS]
     worst = _find_worst_window(run, first, again)

@@ -8,7 +8,7 @@ import pytest
 from bench.loss.evidence import Evidence, Generation, Marks, Try, end_with_their_engine, read_log
 from bench.loss.shape import Shape
 from bench.loss.table import build_rows
-from bench.loss.verdict import find_peak, find_recovery, judge
+from bench.loss.verdict import find_peak, find_recovery, judge, split_attempts
 
 SHAPE = Shape(slots=2, deadline_s=4.0, retry_min=1, retry_percent=10, recovered_s=5.0)
 HOLD_S = 1.0
@@ -198,6 +198,14 @@ def test_each_broken_promise_is_called_one(spoil: Callable[[Evidence], None], wo
     run = build_run()
     spoil(run)
     assert any(text.startswith(words) or words in text for text in list_broken(run)), list_broken(run)
+
+
+def test_an_attempt_behind_one_that_found_nobody_is_a_replay() -> None:
+    run = build_run()
+    find_lost(run).attempts = 2
+    first, again = split_attempts(run)
+    assert [one.request_id for one in again] == [find_lost(run).request_id]
+    assert len(first) == len(run.generations) - 1
 
 
 def test_one_that_ends_as_another_begins_makes_room_for_it() -> None:
