@@ -125,7 +125,6 @@ class RedisJobCalls(ABC):
             job_id,
             lambda looked: decide_take_over(looked.job, seen, seat, looked.owner_is_there),
             seat=seat,
-            without_owner=True,
         )
 
     async def release_job(self, job_id: OperationId, token: FencingToken, at: float) -> Job:

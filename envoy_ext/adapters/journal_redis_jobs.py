@@ -6,7 +6,6 @@ there is room for another job is decided at the server: all gateways count toget
 other.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -97,20 +96,18 @@ PUT: Final = build_script(
     "put_job",
     _RUN
     + f"""
-local id, version, by, seat, gone, far, body, state, owner, ends = unpack(ARGV, 2, 11)
-local was, has, from, pool, bytes, number, ledger, runs = unpack(call('HMGET', job_of(id),
-  'state', 'version', 'by', 'pool', 'bytes', 'number', 'ledger', 'runs'))
-if from == by then return '{DONE.decode()}' end
+local id, version, seat, far, body, state, owner, ends = unpack(ARGV, 2, 9)
+local was, has, pool, bytes, number, ledger, runs = unpack(call('HMGET', job_of(id),
+  'state', 'version', 'pool', 'bytes', 'number', 'ledger', 'runs'))
 if has ~= version then return 'changed' end
 if seat ~= '' and call('HEXISTS', seats, seat) == 0 then return '{SEAT_LOST.decode()}' end
-if gone ~= '' and call('HEXISTS', seats, gone) == 1 then return 'changed' end
 local newest = call('HGET', job_of(id), 'run ' .. runs)
 if (newest and read_run(newest) or 'none') ~= far then return 'changed' end
 call('ZCARD', jobs_in('queued')); call('ZCARD', jobs_in('running')); call('HLEN', job_counts)
 call('ZCARD', answered); call('ZCARD', ended_at); call('HLEN', uses)
-call('HSET', job_of(id), 'version', version + 1, 'by', by, 'body', body, 'state', state, 'owner', owner)
-call('HSET', job_of(id), 'runs', #ARGV - 11)
-for place = 12, #ARGV do call('HSET', job_of(id), 'run ' .. (place - 11), ARGV[place]) end
+call('HSET', job_of(id), 'version', version + 1, 'body', body, 'state', state, 'owner', owner)
+call('HSET', job_of(id), 'runs', #ARGV - 9)
+for place = 10, #ARGV do call('HSET', job_of(id), 'run ' .. (place - 9), ARGV[place]) end
 if was ~= state then
   call('ZREM', jobs_in(was), id)
   if call('HINCRBY', job_counts, was .. ' ' .. pool, -1) == 0 then
@@ -127,7 +124,7 @@ if ends ~= '' then
   if call('HINCRBY', job_counts, 'bytes', -bytes) == 0 then call('HDEL', job_counts, 'bytes') end
   call('ZADD', answered, ends, id)
   call('ZADD', ended_at, ends, string.format('j%015d:%s', number, id))
-  for place = 12, #ARGV do
+  for place = 10, #ARGV do
     local run = ARGV[place]
     local seq, held = unpack(call('HMGET', op_of(run), 'seq', 'held'))
     if held then
@@ -140,9 +137,11 @@ end
 return '{DONE.decode()}'
 """,
 )
-"""id, version, the name of this write; a seat that must be there and one that must not ("" for none), how far
-the newest run must have come; the job, its state and its owner ("" for none), the time of its end ("" for
-none), its runs."""
+"""id, version; a seat that must be there ("" for none), how far the newest run must have come; the job, its
+state and its owner ("" for none), the time of its end ("" for none), its runs.
+
+Done again it finds another version, and the decision that is made anew is the same. That an owner has no seat
+need not be looked at again: none comes back."""
 
 LIST: Final = build_script(
     "list_jobs",
@@ -196,14 +195,11 @@ async def change(
     decide: Callable[[Looked], Job],
     *,
     seat: SeatId | None = None,
-    without_owner: bool = False,
 ) -> Job:
     """Make one decision about a job and write it; `NotOwner` when it is not there.
 
-    `seat`: the decision is void, `SeatLost`, unless that is there. `without_owner`: it rests on the owner's
-    absence.
+    `seat`: the decision is void, `SeatLost`, unless that is there.
     """
-    by = secrets.token_hex(8)
     for _ in range(MOST_TRIES):
         found = await read(LOOK, encode(job_id), encode(seat or ""))
         if found == [SEAT_LOST]:
@@ -214,14 +210,11 @@ async def change(
         job = decide(looked)
         if job == looked.job:
             return job
-        gone = looked.job.owner if without_owner else None
         written = await write(
             PUT,
             encode(job_id),
             found[1],
-            by,
             encode(seat or ""),
-            encode(gone or ""),
             found[2],
             job_codec.encode_job(job),
             job.state.value,

@@ -37,9 +37,9 @@ Redis Cluster; a script is told the first key and names the others itself.
                                     pool and state how many
     {prefix}:jobs:answered  zset    those that have ended and may have results, by the time of their end
     {prefix}:job:ID         hash    number; `body`, the job as `job_codec` writes it, but for its number;
-                                    `version`, which grows with each write, and `by`, the write that it is
-                                    from; state, owner, pool, bytes; `key`, its digest; `ledger`, unless it is
-                                    its own; `runs`, how many, and each as `run N`; `request`, until it ends
+                                    `version`, which grows with each write; state, owner, pool, bytes; `key`,
+                                    its digest; `ledger`, unless it is its own; `runs`, how many, and each as
+                                    `run N`; `request`, until it ends
 """
 
 import hashlib
