@@ -274,6 +274,19 @@ async def test_a_replay_that_begins_to_answer_blames_whoever_failed_the_request_
     await end(sidecar)
 
 
+async def test_one_that_has_to_serve_on_is_closed_by_the_requests_that_it_answers_anyway() -> None:
+    sidecar = build()
+    fail(sidecar)
+    answer_control_call(sidecar, passed=True)
+    assert read_state(sidecar) is CircuitState.HALF_OPEN
+    for number in range(3):
+        (asked,) = await ask(sidecar, 1)
+        assert await asked.start() is None, f"request {number} is no trial: Envoy chooses"
+        await asked.answer()
+    assert read_state(sidecar) is CircuitState.CLOSED
+    await end(sidecar)
+
+
 async def test_a_request_that_could_not_be_replayed_is_no_trial_while_others_serve() -> None:
     policy = ExchangePolicy(failover=FailoverPolicy(max_replay_prompt_tokens=10), settle_s=0.05)
     sidecar = build("ab", policy=POLICY)

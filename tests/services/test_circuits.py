@@ -287,6 +287,16 @@ def test_a_failure_waits_for_what_becomes_of_its_request_and_no_longer() -> None
     assert played.fleet.circuits.idle
 
 
+def test_the_first_word_of_the_replay_is_enough_to_blame_the_replica() -> None:
+    played = Played("ab")
+    for _ in range(5):
+        begun = played.begin("a")
+        played.end(begun, W.ENGINE_ERROR, over=False)
+        played.fleet.circuits.note_first_delta(begun.operation_id, ReplicaId("b"))
+    played.pass_time(TICK_S)
+    assert played.state() is S.OPEN
+
+
 def test_an_end_that_is_told_behind_the_answer_of_the_replay_blames_its_replica() -> None:
     played = Played("ab")
     begun = [played.begin("a") for _ in range(5)]
