@@ -312,13 +312,15 @@ class JobsMachine(RuleBasedStateMachine):
 
     def take_over_jobs(self, gateway: int, lost: bool) -> None:
         seat = self.seats[gateway]
-        for job in self.ask(gateway, lambda store: store.list_orphaned_jobs(100)):
+        there = self.ask(gateway, lambda store: store.read_seats())
+        for job in self.ask(gateway, lambda store: store.list_jobs(frozenset({JobState.RUNNING}), 100)):
             answer = self.write(
                 gateway, lost, lambda store, job=job: store.take_over_job(job.job_id, job.token, seat)
             )
             event(f"take over {answer if isinstance(answer, type) else 'done'}")
             taken = self.learn(gateway, answer)
             if taken is not None:
+                assert job.owner not in there
                 self.own(gateway, taken)
 
     def end_what_others_left(self, gateway: int) -> None:
@@ -358,6 +360,9 @@ class JobsMachine(RuleBasedStateMachine):
             assert list(job.run_ids) == [*runs, *([job.run_id] if waits else [])]
             request = run_now(self.memory.read_job_request(job_id))
             assert request == (None if job.ended else REQUEST), "it goes with the end"
+            assert job.cancel_requested_at is None or job.state is not JobState.QUEUED, (
+                "it shall not run again"
+            )
             if job.ended:
                 assert job.end is not None
                 first, runs_then = self.ends.setdefault(job_id, (job.end, len(runs)))

@@ -20,7 +20,7 @@ from envoy_ext.domain.errors import JournalUnavailable, NotOwner, RunNotOver, Se
 from envoy_ext.domain.ids import FencingToken, OperationId
 from envoy_ext.domain.job import UNFINISHED, Job, JobBounds, JobsFull, JobState
 from tests.support.jobs import REQUEST, ROOM, begin_run, claim, end_run, job_end, new_job, submit
-from tests.support.journals import leave, use_everything, use_jobs
+from tests.support.journals import ANSWER, ended_job, leave, use_everything, use_jobs
 from tests.support.losing_relay import LosingRelay
 from tests.support.records import START, begun
 from tests.support.redis_server import RedisServer, redis_server
@@ -103,6 +103,19 @@ async def test_every_call_whose_answer_is_lost_has_counted_once(
     assert relay.lost == len(lost) == (7 if lane == "_writes" else 6)
     assert await behind.read_job(JOB) == done
     assert (await behind.count_jobs()).unfinished == 0
+
+
+async def test_results_that_are_forgotten_without_an_answer_are_no_more_than_was_asked_for(
+    behind: RedisJournal, relay: LosingRelay
+) -> None:
+    seat = await behind.take_seat("gw")
+    for number in range(4):
+        await ended_job(behind, seat, f"op_{number}")
+    relay.lose = 1
+    assert await behind.forget_results(START + 1e6, 2) == 2
+    assert relay.lost == 1
+    answers = [await behind.read_answer(OperationId(f"op_{number}")) for number in range(4)]
+    assert answers == [None, None, ANSWER, ANSWER]
 
 
 async def test_of_claims_at_once_one_wins(redis: RedisServer, prefix: str) -> None:
