@@ -16,20 +16,19 @@ from bench.simulation.engine import Engine, Job
 from bench.simulation.events import Events, Timer
 from bench.simulation.request import Request
 from bench.simulation.tally import Tally
+from bench.simulation.watch import Watch
 from envoy_ext.domain.admission_queue import QueuePolicy
 from envoy_ext.domain.availability import Availability
 from envoy_ext.domain.client_errors import CODES
 from envoy_ext.domain.discovery import Member, MemberChanges
 from envoy_ext.domain.events import Event, RequestAdmitted, RequestShed
 from envoy_ext.domain.fingerprint import Fingerprint
-from envoy_ext.domain.fleet_events import ControlCallFailed, ControlCallPassed, Scraped, ScrapeFailed
 from envoy_ext.domain.fleet_view import Offer, ViewPolicy, choose_replay_candidates
 from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.notes import AttemptFinished, AttemptLetGo, AttemptPlaced, SlotGiven
 from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.retry import FailoverPolicy, PreviousAttempt, Retry, RetryView, decide_retry
-from envoy_ext.domain.sample import Sample, ScrapeFailure
 from envoy_ext.domain.ticket import Granted, Newcomer, Shed
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
 from envoy_ext.domain.weights import WeightPolicy
@@ -40,8 +39,6 @@ from envoy_ext.services.queues import Queues, draw_retry_after
 from envoy_ext.services.rooms import Rooms
 
 POOL: Final = PoolName("pool")
-CONTROL_CALL_S: Final = 5.0
-"""A control call that has no token by then has failed."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +102,6 @@ class RuledGateway:
         self.policy = policy
         self.random = random
         self.tally = tally
-        self.blind = False
-        """No page comes in time, whatever the engines do."""
         self.retrying = 0
         names = [ReplicaId(f"r{number:04d}") for number in range(len(engines))]
         self.engines = dict(zip(names, engines, strict=True))
@@ -132,14 +127,11 @@ class RuledGateway:
         self._attempts = 0
         self._streams: dict[ReplicaId, set[AttemptId]] = {name: set() for name in names}
         """Attempts whose first delta has come: their bytes are a sign of life."""
-        self._called: set[ReplicaId] = set()
-        """Whose control call is under way."""
         members = tuple(Member(name, f"http://{name}:8000", (f"{name}:8000",)) for name in names)
         self.fleet.change_members(POOL, MemberChanges(added=members))
         self.fleet.tick()
         events.after(TICK_S, self._tick)
-        for name in names:
-            events.after(random.uniform(0, policy.readiness.scrape_s), self._scrape, name)
+        self.watch = Watch(events, self.fleet, self.engines, self._streams, policy.readiness.scrape_s, random)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -364,56 +356,6 @@ class RuledGateway:
         self.queues.look_at_all()
         self.events.after(TICK_S, self._tick)
 
-    def _scrape(self, name: ReplicaId) -> None:
-        engine, now = self.engines[name], self.events.time
-        if self.blind:
-            self.fleet.receive(name, ScrapeFailed(ScrapeFailure(now, "timeout")))
-        elif not engine.alive:
-            self.fleet.receive(name, ScrapeFailed(ScrapeFailure(now, "refused")))
-        else:
-            self.fleet.receive(name, Scraped(_read_page(engine, now), now))
-        streams = self._streams[name]
-        if streams and engine.alive:
-            self.fleet.streams.note_bytes(next(iter(streams)))
-        if name not in self._called and self.fleet.is_control_call_due(name):
-            self._called.add(name)
-            self._call_control(name)
-        self.events.after(self.policy.readiness.scrape_s, self._scrape, name)
-
-    def _call_control(self, name: ReplicaId) -> None:
-        """Ask for one token, as the prober does."""
-        incarnation, engine = self.fleet.incarnation(name), self.engines[name]
-
-        def tell(event: ControlCallPassed | ControlCallFailed) -> None:
-            timer.cancel()
-            engine.cancel(job)
-            self._called.discard(name)
-            self.fleet.receive(name, event)
-
-        passed = partial(tell, ControlCallPassed(incarnation))
-        job = Job(8, 1, _hear_nothing_at_all, passed, partial(tell, ControlCallFailed(incarnation, "lost")))
-        timer = self.events.after(CONTROL_CALL_S, tell, ControlCallFailed(incarnation, "timeout"))
-        if not engine.submit(job):
-            tell(ControlCallFailed(incarnation, "refused"))
-
-
-def _read_page(engine: Engine, now: float) -> Sample:
-    """What vLLM's page tells."""
-    return Sample(
-        at=now,
-        running=engine.running,
-        waiting=engine.waiting,
-        kv_cache_usage=engine.kv_usage,
-        progress=engine.steps,
-        allocation_failures=engine.preemptions,
-        process_started_at=1_750_000_000.0 + engine.started_at,
-        requests_total=engine.finished,
-    )
-
 
 def _hear_nothing(_: object) -> None:
     """Endpoints, metrics and logs are nobody's business here."""
-
-
-def _hear_nothing_at_all() -> None:
-    """The first token of a control call is its last."""

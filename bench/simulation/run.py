@@ -143,8 +143,9 @@ class Simulation:
                 some = self._choose(share)
                 at(start, self._for_all, some, lambda engine: setattr(engine, "slowness", factor))
             case Blind(start, until):
-                at(start, setattr, self.gateway, "blind", True)
-                at(until, setattr, self.gateway, "blind", False)
+                if isinstance(self.gateway, RuledGateway):  # nobody else reads pages
+                    at(start, setattr, self.gateway.watch, "blind", True)
+                    at(until, setattr, self.gateway.watch, "blind", False)
             case Greedy(load, kind, start, until):
                 known = next(one for one in self.setup.kinds if one.name == kind)
                 rate = load * self.setup.replicas * measure_capacity(self.setup.engine)
