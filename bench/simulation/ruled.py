@@ -33,9 +33,8 @@ from envoy_ext.domain.ticket import Granted, Newcomer, Shed
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
 from envoy_ext.domain.weights import WeightPolicy
 from envoy_ext.services.fleet import TICK_S, Fleet, FleetPool
-from envoy_ext.services.ladders import NO_REPLICA_SPAN_S
 from envoy_ext.services.live_exchange import RETRY_AFTER_S
-from envoy_ext.services.queues import Queues, draw_retry_after
+from envoy_ext.services.queues import NO_REPLICA_SPAN_S, Queues, draw_retry_after
 from envoy_ext.services.rooms import Rooms
 
 POOL: Final = PoolName("pool")
