@@ -462,7 +462,7 @@ def _answer(run: Callable[[Any], Any], work: Coroutine[Any, Any, Any]) -> Any:
         return type(refusal)
 
 
-JobsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+JobsMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
 TestJobs = JobsMachine.TestCase
 
 
