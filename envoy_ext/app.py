@@ -54,6 +54,7 @@ from envoy_ext.wiring.capacity import build_capacity_policies
 from envoy_ext.wiring.discovery import build_source, show_discovery
 from envoy_ext.wiring.doors import EnvoyDoor, build_grpc, start_operations
 from envoy_ext.wiring.exchanges import (
+    build_boundaries,
     build_joining,
     build_keeping,
     build_policy,
@@ -64,6 +65,7 @@ from envoy_ext.wiring.fleet import (
     Endpoints,
     build_fleet_pools,
     build_watch_plans,
+    leave_unasked,
     show_pools,
     show_replicas,
 )
@@ -90,7 +92,7 @@ class App:
     """The sidecar. `start` once, `stop` once, on one event loop."""
 
     def __init__(self, config: Config, trace: Trace | None = None) -> None:
-        self.config = config
+        self.config = leave_unasked(config, build_boundaries(config))
         self._trace = trace
         self.health = HealthState()
         self.registry = CollectorRegistry()

@@ -49,3 +49,7 @@ class Boundaries:
         """The pools that a request of this class may reach; None for a class that nobody has configured,
         which is never taken for another one."""
         return self._allowed.get(DEFAULT if data_class is None else data_class)
+
+    def is_reachable(self, pool: PoolName) -> bool:
+        """Whether any class of data may reach a pool. Where none may, nothing at all is to be sent."""
+        return any(pool in allowed for allowed in self._allowed.values())

@@ -11,6 +11,7 @@ from envoy_ext.adapters.ops_answers import DiscoveryView
 from envoy_ext.adapters.ops_answers import PoolView as ShownPool
 from envoy_ext.adapters.ops_answers import ReplicaView as ShownReplica
 from envoy_ext.config import Circuit, Config, Hysteresis, Pool, Readiness
+from envoy_ext.domain.boundaries import Boundaries
 from envoy_ext.domain.circuit_evidence import FailureClass
 from envoy_ext.domain.circuit_policy import CircuitPolicy
 from envoy_ext.domain.fingerprint import Fingerprint, compute_digest, list_known
@@ -120,6 +121,18 @@ def build_fingerprint(pool: Pool) -> Fingerprint:
         parallel=told.parallel,
         adapters=None if told.adapters is None else tuple(sorted(set(told.adapters))),
     )
+
+
+def leave_unasked(config: Config, boundaries: Boundaries) -> Config:
+    """The configuration without a look at pools that no class of data may reach: they are sent no call of
+    the gateway's own either, whatever their `readiness.watch` says."""
+
+    def settle(pool: Pool) -> Pool:
+        if boundaries.is_reachable(pool.name):
+            return pool
+        return pool.model_copy(update={"readiness": pool.readiness.model_copy(update={"watch": False})})
+
+    return config.model_copy(update={"pools": type(config.pools)(settle(pool) for pool in config.pools)})
 
 
 def build_watch_plans(config: Config) -> dict[PoolName, WatchPlan]:

@@ -16,7 +16,8 @@ from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.slots import CancelBegan, CancelOver, CancelProof
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.services.fleet import Fleet, FleetPool
-from envoy_ext.wiring.fleet import Endpoints, build_fingerprint
+from envoy_ext.wiring.exchanges import build_boundaries
+from envoy_ext.wiring.fleet import Endpoints, build_fingerprint, build_watch_plans, leave_unasked
 from envoy_ext.wiring.notes import note_change
 from envoy_ext.xds.kinds import Kind
 from tests.support.clock import ManualClock
@@ -45,6 +46,33 @@ def test_what_is_not_given_of_a_fingerprint_is_not_known(
         "replicas": [{"url": "http://10.0.0.1:8000"}],
     }
     assert build_fingerprint(parse_config({"pools": [pool]}, "test").pools[0]) == known
+
+
+@pytest.mark.parametrize(
+    ("classes", "watched"),
+    [
+        ({}, {"home"}),
+        ({"default": {"boundaries": ["local", "site"]}}, {"home", "branch"}),
+        ({"open": {"boundaries": ["external:partner"]}}, {"home", "far"}),
+        ({"open": {"boundaries": ["external:other"]}}, {"home"}),
+    ],
+)
+def test_a_pool_that_no_class_of_data_may_reach_is_not_looked_at(
+    classes: dict[str, object], watched: set[str]
+) -> None:
+    places = {"home": "local", "branch": "site", "far": "external:partner"}
+    pools = [
+        {
+            "name": name,
+            "models": [name],
+            "boundary": place,
+            "replicas": [{"url": f"http://{name}.example:80"}],
+        }
+        for name, place in places.items()
+    ]
+    config = parse_config({"pools": pools, "data_classes": classes}, "test")
+    assert set(build_watch_plans(config)) == set(places)
+    assert set(build_watch_plans(leave_unasked(config, build_boundaries(config)))) == watched
 
 
 SPACE = names.METADATA_NAMESPACE

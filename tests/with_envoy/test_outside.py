@@ -88,7 +88,8 @@ class World:
             "models": ["far"],
             "engine": "vllm",
             "boundary": "external:partner",
-            "readiness": {"watch": False},
+            # Without a policy nobody looks, though nobody is forbidden to.
+            "readiness": {"watch": not policy},
             "capacity": {"concurrency": 1},
             "replicas": [{"id": "far", "url": f"http://127.0.0.1:{self.witness.port}"}],
         }
