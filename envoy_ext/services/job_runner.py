@@ -232,9 +232,16 @@ class JobRunner:
         return frozenset(known) | strange
 
     def _list_rested(self) -> list[Job]:
+        """Those that wait and may be started.
+
+        One that is in hand seems to wait where the store's word came late: it had been found and claimed
+        before its submission was answered, or is still being given back. A claim that is made again is the
+        same one, so a second start would make a second run.
+        """
         now = self._clock.now()
         self._resting = {job_id: until for job_id, until in self._resting.items() if until > now}
-        return [job for job in self._waiting.values() if job.job_id not in self._resting]
+        held = self._resting.keys() | self._under_way.keys()
+        return [job for job in self._waiting.values() if job.job_id not in held]
 
     def _is_open(self, pool: PoolName) -> bool:
         if self._paused.get(pool, 0.0) > self._clock.now():
@@ -282,10 +289,10 @@ class JobRunner:
         one.runs = False
         settled = await self._ends.settle(one.job)
         if settled is not None and settled.state is JobState.QUEUED:
-            self._waiting[settled.job_id] = settled
             if one.attempts == await self._count_attempts(settled):
                 # Nobody was asked, and at this moment would not be by the next run either.
                 self._resting[settled.job_id] = self._clock.now() + PAUSE_S
+            self._waiting[settled.job_id] = settled
 
     async def _run_one(self, one: UnderWay, run_id: OperationId) -> None:
         try:

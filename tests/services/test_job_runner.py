@@ -10,10 +10,11 @@ from envoy_ext.domain import step
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.events import DeliveryClosed, LogCause
 from envoy_ext.domain.exchange_shared import ExchangePolicy
-from envoy_ext.domain.ids import PoolName
-from envoy_ext.domain.job import JobState
+from envoy_ext.domain.ids import FencingToken, OperationId, PoolName
+from envoy_ext.domain.job import Job, JobBounds, JobRequest, JobsFull, JobState, NewJob
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.notes import JobEnded, JobSubmitted
+from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationEnded
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.step import GiveAnswer
@@ -268,3 +269,75 @@ async def test_a_job_that_nobody_was_asked_for_rests_and_costs_no_attempt() -> N
     await gateway.wait_idle()
     assert isinstance(await result(gateway), GiveAnswer)
     assert len(gateway.envoy.took) == 3
+
+
+class LateWords(MemoryJournal):
+    """Does what it is told at once, and says so when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submitted = asyncio.Event()
+        self.released = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def submit_job(
+        self, new: NewJob, request: JobRequest, bounds: JobBounds, after: OperationId | None = None
+    ) -> Job | Operation | JobsFull:
+        held = await super().submit_job(new, request, bounds, after)
+        self.submitted.set()
+        await self.go_on.wait()
+        return held
+
+    async def release_job(self, job_id: OperationId, token: FencingToken, at: float) -> Job:
+        released = await super().release_job(job_id, token, at)
+        self.released.set()
+        return released
+
+    async def get(self, operation_id: OperationId) -> Operation | None:
+        if self.released.is_set():
+            await self.go_on.wait()
+        return await super().get(operation_id)
+
+
+async def test_a_job_that_runs_before_its_submission_is_answered_is_not_started_again() -> None:
+    """The store's answer was slow, or lost and asked for again: a claim made twice by one gateway is one."""
+    journal = LateWords()
+    gateway = build(journal, replicas=("a", "b"), concurrency=None)
+    submission = asyncio.create_task(gateway.submit())
+    await journal.submitted.wait()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    journal.go_on.set()
+    await submission
+    await gateway.look_soon()
+    assert gateway.envoy.took == [run]
+    await run.be_answered()
+    await gateway.wait_idle()
+    assert isinstance(await result(gateway), GiveAnswer)
+    assert gateway.sidecar.queues.idle
+
+
+async def test_a_job_that_is_given_back_is_not_started_before_it_is_out_of_hand() -> None:
+    journal = LateWords()
+    journal.go_on.set()
+    gateway = build(journal, replicas=("a", "b"), concurrency=None)
+    await gateway.submit()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    await run.start()
+    journal.go_on.clear()
+    await run.over(LogCause.NO_UPSTREAM)
+    await journal.released.wait()
+    await gateway.look_soon()
+    assert gateway.envoy.took == [run]
+    journal.go_on.set()
+    await gateway.wait_idle()
+    await gateway.look_soon()
+    assert gateway.envoy.took == [run]  # it rests
+    gateway.runner._resting.clear()
+    await gateway.look_soon()
+    assert len(gateway.envoy.took) == 2
+    assert not gateway.runner.idle
+    await gateway.envoy.took[-1].be_answered()
+    await gateway.wait_idle()
+    assert isinstance(await result(gateway), GiveAnswer)

@@ -129,6 +129,11 @@ class JobSidecar:
         await self.runner.look()
         await let_tasks_run()
 
+    async def look_soon(self) -> None:
+        """What it does when it is woken, in the second in which it has asked the store for all."""
+        await self.runner.look()
+        await let_tasks_run()
+
     async def wait_idle(self) -> None:
         async with asyncio.timeout(10):
             while not self.runner.idle:
