@@ -23,7 +23,7 @@ RUNNING = replace(
 )
 ENDS = [
     replace(RUNNING, state=state, end=job_end(state, error_code="queue_full", tool_call_id="call_1"))
-    for state in ENDED
+    for state in sorted(ENDED)
 ]
 
 

@@ -35,7 +35,7 @@ def test_what_the_replica_or_the_way_to_it_failed_in(outcome, cause, answered):
     assert read_evidence(outcome, cause, answered=answered) == FAILURES[outcome, cause]
 
 
-@pytest.mark.parametrize("outcome", NEVER)
+@pytest.mark.parametrize("outcome", sorted(NEVER))
 @pytest.mark.parametrize("cause", [None, *LogCause])
 @pytest.mark.parametrize("answered", [False, True])
 def test_what_is_no_failure_whatever_envoy_says(outcome, cause, answered):

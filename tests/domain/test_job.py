@@ -34,7 +34,7 @@ FIRST, SECOND = OperationId("op_1"), OperationId("op_2")
 ZERO, ONE, TWO = FencingToken(0), FencingToken(1), FencingToken(2)
 QUEUED = queued_job()
 RUNNING = replace(QUEUED, state=JobState.RUNNING, owner=SEAT, token=ONE, run_ids=(FIRST,))
-DONE = {state: replace(RUNNING, state=state, end=job_end(state)) for state in ENDED}
+DONE = {state: replace(RUNNING, state=state, end=job_end(state)) for state in sorted(ENDED)}
 EVERY = [QUEUED, RUNNING, *DONE.values()]
 by_state = pytest.mark.parametrize("job", EVERY, ids=lambda job: job.state)
 
