@@ -1,14 +1,10 @@
-"""What the services need from outside, as Protocols; each says what its implementations promise."""
+"""The store: the journal of operations, their tool calls, jobs, and what has been."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Protocol
 
-from envoy_ext.domain.discovery import Told
-from envoy_ext.domain.events import Event
-from envoy_ext.domain.fingerprint import Fingerprint
-from envoy_ext.domain.ids import AttemptId, FencingToken, OperationId, PoolName, SeatId
+from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.job import (
     Job,
     JobBounds,
@@ -20,26 +16,12 @@ from envoy_ext.domain.job import (
     NewJob,
 )
 from envoy_ext.domain.kept_answer import KeptAnswer
-from envoy_ext.domain.notes import Note
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record
-from envoy_ext.domain.sample import Sample, ScrapeFailure, ScrapeTarget
-from envoy_ext.domain.silent_loss import Confirmation
-from envoy_ext.domain.step import AttemptReply, DeliveryReply
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
 
 NO_OPERATION: Final = OperationId("")
 """Comes before every id."""
-
-
-class Clock(Protocol):
-    """Time as a port, so that tests can move it."""
-
-    def now(self) -> float:
-        """Monotonic seconds; comparable only with itself, in this process."""
-
-    def wall(self) -> float:
-        """Unix epoch seconds, for people and for records."""
 
 
 class Journal(Protocol):
@@ -290,179 +272,3 @@ class JobStore(Protocol):
 
 class Store(Journal, ToolLedger, Archive, JobStore, Protocol):
     """What a store is."""
-
-
-class Observer(Protocol):
-    """Where notes go: metrics and logs. Never raises, never waits."""
-
-    def note(self, note: Note) -> None:
-        """Take in one note of the core."""
-
-    def note_bug(self, where: str, error: BaseException) -> None:
-        """An exception that should not be: ours. It ended one exchange and nothing else."""
-
-    def note_journal(self, seconds: float, failed: bool) -> None:
-        """One append took this long, or could not be done."""
-
-
-class TraceKind(StrEnum):
-    """What a line of a trace tells."""
-
-    EVENT = "event"
-    """This came."""
-    RECORDED = "recorded"
-    """This is in the journal: its append has returned."""
-    REPLY = "reply"
-    """This is about to be sent."""
-    NOTE = "note"
-    """This was reported."""
-
-
-class Trace(Protocol):
-    """Where single exchanges are followed, for drills. Never raises, never waits; there is none by itself."""
-
-    def add(
-        self,
-        operation_id: OperationId,
-        kind: TraceKind,
-        things: Iterable[Event | Record | DeliveryReply | AttemptReply | Note],
-    ) -> None:
-        """What came to an exchange, or followed from that, in the order in which it happened."""
-
-
-class DeliverySink(Protocol):
-    """The client's side of an exchange, as the services speak to it."""
-
-    def send(self, reply: DeliveryReply) -> None:
-        """Hand a reply to Envoy's ingress hop; after the stream's end it goes nowhere."""
-
-
-class AttemptSink(Protocol):
-    """One attempt's filter, as the services speak to it."""
-
-    def send(self, reply: AttemptReply) -> None:
-        """Hand a reply to Envoy's egress hop; after the stream's end it goes nowhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A TCP connection of Envoy's, with a client or a replica, as Envoy names its two ends."""
-
-    local_ip: str
-    local_port: int
-    peer_ip: str
-    peer_port: int
-
-    @property
-    def peer(self) -> str:
-        """`ip:port` of the other side."""
-        host = f"[{self.peer_ip}]" if ":" in self.peer_ip else self.peer_ip
-        return f"{host}:{self.peer_port}"
-
-
-class Connections(Protocol):
-    """The kernel's knowledge of Envoy's connections, where it is at hand. Never waits."""
-
-    def read_acked(self, connection: Connection) -> int | None:
-        """How many bytes the peer's machine has confirmed; None is not known."""
-
-    def read_confirmation(self, connection: Connection) -> Confirmation | None:
-        """Whether the peer's machine confirms what it is sent; None is not known."""
-
-
-class Reach(StrEnum):
-    """What a connection attempt says of a process."""
-
-    REFUSED = "refused"
-    """Its host says that nobody listens there: it is dead."""
-    ACCEPTED = "accepted"
-    """Somebody listens there."""
-    SILENT = "silent"
-    """No answer, or no way there: nothing is known."""
-
-
-class ReachProbe(Protocol):
-    """A look whether a process is there."""
-
-    async def look(self, address: str) -> Reach:
-        """Try a connection to an `ip:port`; takes a second at most."""
-
-
-class IdentitySource(Protocol):
-    """Asks one replica's engine what it serves. Each call ends within a bound of the implementation's."""
-
-    async def read_identity(self, target: ScrapeTarget, pool: PoolName) -> Fingerprint:
-        """What the engine tells; None in every field that it does not, or that could not be read."""
-
-
-class ScrapeSource(Protocol):
-    """One look at one replica. Each call ends within a bound that the implementation knows.
-
-    Whatever a replica answers or fails to answer is a value; no call raises for it, none waits for
-    another replica, and none holds the event loop for longer than a few milliseconds.
-    """
-
-    async def scrape(self, target: ScrapeTarget) -> Sample | ScrapeFailure:
-        """The replica's metrics, with those of its GPUs when they came too."""
-
-    async def probe_health(self, target: ScrapeTarget) -> bool | ScrapeFailure:
-        """True when the engine says that it is alive, which is not that it is ready."""
-
-    async def probe_model(self, target: ScrapeTarget, model: str, api_path: str) -> bool | ScrapeFailure:
-        """True when the model gave one real token, or embedding; False when a 200 held something else."""
-
-
-class AbortSource(Protocol):
-    """Asks an engine to end one request of ours. Each call ends within a bound of the implementation's."""
-
-    async def abort(self, target: ScrapeTarget, attempt_id: AttemptId) -> ScrapeFailure | None:
-        """Ask once; None when the engine took the call, which is no word on what came of it."""
-
-
-class DiscoverySource(Protocol):
-    """Where the list of one pool's replicas comes from."""
-
-    def follow(self) -> AsyncGenerator[Told, None]:
-        """The whole list, each time it may have changed. It never ends by itself.
-
-        Whatever keeps the source from telling is a value too, and no exception; then the last list stands,
-        and the next value that is a list ends the failure. Ids are unique within a list.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """What a person is told of a request: where to find it, and no word of it."""
-
-    operation_id: OperationId
-    request_id: str
-    request_class: str
-    """As the configuration names it."""
-    path: str
-    body_sha256: str
-    code: str
-    """What it would have been refused with."""
-
-
-class HandOffs(Protocol):
-    """Where requests are handed to people."""
-
-    async def hand_over(self, url: str, request: HandedOver, timeout_s: float) -> bool:
-        """Whether it was taken, within so many seconds. Nothing is raised and nothing sent twice."""
-
-
-class RunSender(Protocol):
-    """The way of a job's run into Envoy."""
-
-    async def send(
-        self,
-        name: str,
-        request_id: str,
-        path: str,
-        headers: Sequence[tuple[str, str]],
-        body: bytes,
-    ) -> None:
-        """Ask once, and wait for the end of the answer however long that takes, or of the way there.
-
-        How the run ended is the journal's to say. Cancelled, it ends the request at once.
-        """
