@@ -104,7 +104,10 @@ def load_callers_file(path: str, known: Vocabulary) -> CallersFile:
 
 def find_loose_mode(path: str) -> str | None:
     """What others may do with the file that they need not; None where it is well."""
-    mode = Path(path).stat().st_mode
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return None  # it is gone since it was read: whoever looks for it next tells that
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{path}: others may write it, and let in whom they like: chmod 600"
     if mode & stat.S_IROTH:

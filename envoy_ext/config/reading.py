@@ -71,6 +71,11 @@ def read_yaml(text: str, source: str) -> tuple[object, list[str]]:
     except ValueError as error:
         # PyYAML lets what Python has against a date such as 2024-13-45 pass as it is.
         raise ConfigError([f"{source}: a value cannot be read: {error}: put it in quotes"]) from error
+    except (AttributeError, KeyError) as error:
+        # Likewise of a value that its tag does not fit, such as !!bool maybe or !!timestamp never.
+        raise ConfigError([f"{source}: a value does not fit the tag (!!…) before it: remove that"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{source}: is nested too deeply"]) from error
     return data, [f"{source}: {line}" for line in loader.repeated]
 
 

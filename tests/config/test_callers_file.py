@@ -27,6 +27,15 @@ def read_mistakes(tmp_path: Path, text: str) -> list[str]:
     [
         ("", ["the file is empty: it needs callers"]),
         ("callers: []", ["callers: must hold at least one entry"]),
+        ("[" * 5_000, ["is nested too deeply"]),
+        (
+            "callers: [{name: a, disabled: !!bool maybe}]",
+            ["a value does not fit the tag (!!…) before it: remove that"],
+        ),
+        (
+            "callers: [{name: a, expires: !!timestamp never}]",
+            ["a value does not fit the tag (!!…) before it: remove that"],
+        ),
         (
             f"callers: [{{name: a b, sha256: {A}}}]",
             ["callers[0].name: must be 1 to 128 printable ASCII characters without blanks and commas"],
@@ -104,6 +113,10 @@ def test_a_file_that_others_may_read_or_write_is_told(tmp_path: Path, mode: int,
     found = find_loose_mode(str(path))
     assert (found is None) == (word is None)
     assert word is None or word in str(found)
+
+
+def test_a_file_that_has_gone_since_it_was_read_stops_nobody_who_looks_after_it(tmp_path: Path) -> None:
+    assert find_loose_mode(str(tmp_path / "gone.yaml")) is None
 
 
 @pytest.mark.parametrize(
