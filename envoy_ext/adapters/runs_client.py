@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import aiohttp
+from yarl import URL
 
 from envoy_ext.adapters import headers as h
 from envoy_ext.domain import names
@@ -49,10 +50,10 @@ class RunsClient:
         named = [*headers, (h.REQUEST_ID, request_id), (names.RUN, name)]
         # As a file: aiohttp would write large bytes in one go, and say so.
         payload = io.BytesIO(body)
+        # As it stands: written anew, a query would mean the same to few and something else to some.
+        url = URL(_ORIGIN + path, encoded=True)
         with contextlib.suppress(aiohttp.ClientError, OSError):
-            async with self._session.post(
-                _ORIGIN + path, data=payload, headers=named, allow_redirects=False
-            ) as answer:
+            async with self._session.post(url, data=payload, headers=named, allow_redirects=False) as answer:
                 async for _ in answer.content.iter_chunked(_CHUNK_BYTES):
                     pass
 

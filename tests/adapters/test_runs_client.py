@@ -23,7 +23,7 @@ class Listener:
 
     async def take(self, request: web.Request) -> web.StreamResponse:
         names = {name.lower(): value for name, value in request.headers.items()}
-        self.heard.append((request.path_qs, names, await request.read()))
+        self.heard.append((request.raw_path, names, await request.read()))
         self.came.set()
         if self.hangs:
             try:
@@ -67,6 +67,13 @@ async def test_a_run_bears_its_name_and_nothing_that_nobody_asked_for(tmp_path: 
         "x-envoy-ext-run": "op_1.1",
         "content-length": str(5 << 20),
     }
+
+
+async def test_a_path_goes_on_as_its_client_wrote_it(tmp_path: Path) -> None:
+    path = "/v1/completions?a=%2F&b=[1]&c=%zz&d=x+y%20z"
+    async with listen(tmp_path) as (listener, client):
+        await client.send("op_1.1", "req-1", path, [], b"{}")
+    assert [heard for heard, _, _ in listener.heard] == [path]
 
 
 @pytest.mark.parametrize("status", [307, 500])
