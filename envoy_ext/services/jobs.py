@@ -10,7 +10,7 @@ from envoy_ext.domain.api import InvalidRequest
 from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.ids import OperationId, PoolName
-from envoy_ext.domain.job import Job, JobsFull, JobState, NewJob
+from envoy_ext.domain.job import Job, JobEnd, JobsFull, JobState, NewJob
 from envoy_ext.domain.ladder import BECOMES_JOB
 from envoy_ext.domain.notes import JobSubmitted, RequestDegraded
 from envoy_ext.domain.operation import Operation
@@ -158,9 +158,11 @@ class Jobs:
 
     async def cancel(self, job: Job) -> Cancelled:
         """End a job that waits; have one that runs ended by whoever runs it. Done again, it is the same."""
-        cancelled = await self._store.cancel_job(job.job_id, self._clock.wall())
+        at = self._clock.wall()
+        cancelled = await self._store.cancel_job(job.job_id, at)
         now = job if cancelled is None else cancelled
-        if now.state is JobState.CANCELLED and job.state is JobState.QUEUED:
+        # Whatever it was at the look before: only the cancel that has ended it tells that it has.
+        if now.end == JobEnd(JobState.CANCELLED, at):
             self._runner.note_cancelled(now)
         elif not now.ended:
             self._runner.cancel(now.job_id)

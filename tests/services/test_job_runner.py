@@ -271,6 +271,18 @@ async def test_a_job_that_nobody_was_asked_for_rests_and_costs_no_attempt() -> N
     assert len(gateway.envoy.took) == 3
 
 
+async def test_each_end_by_a_cancel_is_told_once_whatever_the_job_was_seen_as() -> None:
+    """Two cancels that saw it wait; and one that saw it run, and found it given back."""
+    gateway = build()
+    seen = await gateway.submit()
+    for _ in range(2):
+        assert not (await gateway.jobs.cancel(seen)).in_vain
+    ran = await gateway.submit("op_j2")
+    await gateway.jobs.cancel(replace(ran, state=JobState.RUNNING))
+    ended = [note.job_id for note in gateway.sidecar.watcher.notes if isinstance(note, JobEnded)]
+    assert ended == ["op_j1", "op_j2"]
+
+
 class LateWords(MemoryJournal):
     """Does what it is told at once, and says so when it is let."""
 
