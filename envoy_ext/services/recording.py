@@ -210,7 +210,8 @@ class Recording:
             self._state = _State.NEVER
             self._may_have_begun = asked
             return RecordingLost() if self._may_go_on else JournalFailed()
-        if not is_end(taken) and (not self._may_go_on or _starts_a_replay(taken)):
+        tells_late = is_end(taken) or (self._is_run and _shows_a_delta_at_most(taken))
+        if not tells_late and (not self._may_go_on or _starts_a_replay(taken)):
             return JournalFailed()
         # The client's last bytes need not wait for the record of an end. It is owed: until it is
         # written, the journal calls the operation running. The answer is not: while a disk is full,
@@ -219,7 +220,7 @@ class Recording:
         if is_end(taken):
             return None
         self._state = _State.BEHIND
-        return RecordingLost()
+        return None if tells_late else RecordingLost()
 
     def _owe_end_of_what_may_have_begun(self, taken: step.Step) -> None:
         """The store may have done it all the same, and would call it running for good."""
@@ -231,6 +232,12 @@ class Recording:
 def is_end(taken: step.Step) -> bool:
     """Whether a step records nothing but ends. Anything else must not happen untold without leave."""
     return all(isinstance(record, AttemptEnded | OperationEnded) for record in taken.records)
+
+
+def _shows_a_delta_at_most(taken: step.Step) -> bool:
+    """Whether a step does nothing that a job's run may not do untold: what it lets out goes to no client, and
+    forbids no other run."""
+    return all(isinstance(record, FirstDeltaSent | AttemptEnded | OperationEnded) for record in taken.records)
 
 
 def _find_begun(records: tuple[Record, ...]) -> OperationBegun | None:

@@ -15,7 +15,7 @@ from envoy_ext.domain.job import Job, JobBounds, JobRequest, JobsFull, JobState,
 from envoy_ext.domain.lease import LeasePolicy
 from envoy_ext.domain.notes import JobEnded, JobSubmitted
 from envoy_ext.domain.operation import Operation
-from envoy_ext.domain.records import OperationEnded
+from envoy_ext.domain.records import FirstDeltaSent, OperationEnded, Record
 from envoy_ext.domain.retry import FailoverPolicy
 from envoy_ext.domain.step import GiveAnswer
 from envoy_ext.services import job_ends
@@ -81,8 +81,12 @@ async def test_no_job_is_run_where_somebody_waits_or_has_the_slot() -> None:
     await gateway.runner.stop(0.0)
 
 
-async def test_an_end_that_the_store_does_not_take_waits_with_its_answer() -> None:
-    journal = FailingJournal(OperationEnded)
+@pytest.mark.parametrize("refused", [(OperationEnded,), (FirstDeltaSent, OperationEnded)])
+async def test_an_end_that_the_store_does_not_take_waits_with_its_answer(
+    refused: tuple[type[Record], ...],
+) -> None:
+    """Also where it went down between the question and the first byte: that goes to no client."""
+    journal = FailingJournal(*refused)
     gateway = build(journal)
     await gateway.submit()
     await gateway.look()
