@@ -1,6 +1,7 @@
 """Reading of request and response headers as Envoy sends them, and what a client may not set."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any, Final
@@ -190,10 +191,14 @@ def prefers_async(headers: dict[str, str]) -> bool:
     return any(name == RESPOND_ASYNC and value != "false" for name, value in _list_preferences(headers))
 
 
+_LIST_ITEM: Final = re.compile(r'(?:[^,"]|"(?:\\.|[^"\\])*"?)+')
+"""What stands between the commas of a list; those in quotes part nothing (RFC 9110, section 5.6.4)."""
+
+
 def _list_preferences(headers: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Names in lower case, and their values without quotes; parameters are left out, since none of ours has
     any."""
-    for preference in headers.get(PREFER, "").split(","):
+    for preference in _LIST_ITEM.findall(headers.get(PREFER, "")):
         name, _, value = preference.partition(";")[0].partition("=")
         yield name.strip().lower(), value.strip().strip('"')
 

@@ -103,6 +103,11 @@ def test_a_name_that_stands_twice_is_kept_as_one() -> None:
         (["respond-async=false"], False),
         (["respond-asynchronously"], False),
         (["wait=respond-async"], False),
+        (['a="b, respond-async, c"'], False),
+        (['a="b \\", respond-async, c"'], False),
+        (['a="b, c", respond-async'], True),
+        ([",, ,respond-async,"], True),
+        (['a="b, respond-async'], False),
         ([], False),
     ],
 )
