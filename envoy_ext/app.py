@@ -181,7 +181,7 @@ class App:
             on_change=lambda change: self._take_change(change, metrics),
         )
         self._fleet = fleet
-        metrics.watch_circuits(fleet.circuits.read_state)
+        metrics.fleet.watch_circuits(fleet.circuits.read_state)
         replica_keys = build_replica_keys(config)
         self._run(replica_keys.run(), observer)
         self._scraper = Scraper(self.clock, read_key=replica_keys.read)
@@ -192,14 +192,14 @@ class App:
             fleet,
             self.clock,
             build_watch_plans(config),
-            metrics.note_scrape_failure,
+            metrics.fleet.note_scrape_failure,
             observer.note_bug,
         )
         discovery = Discovery(
             {pool.name: build_source(pool) for pool in config.pools},
             self.clock,
             listeners=[fleet.change_members, watcher.change_members],
-            on_told=metrics.note_discovery,
+            on_told=metrics.fleet.note_discovery,
             on_bug=observer.note_bug,
         )
         self._run(discovery.run(), observer)
@@ -221,9 +221,9 @@ class App:
             fleet,
             {pool.name: pool.engine for pool in config.pools if get_engine(pool.engine).abort is not None},
             background,
-            metrics.note_abort,
+            metrics.fleet.note_abort,
         )
-        metrics.watch_queues(queues.count_waiting)
+        metrics.admission.watch_queues(queues.count_waiting)
         self._socket_diag = SocketDiag()
         self._exchanges = Exchanges(
             journal=journal,
@@ -386,7 +386,7 @@ class App:
         self, view: FleetView, endpoints: Endpoints, hub: AdsHub, metrics: Metrics, capacity: Capacity
     ) -> None:
         hub.publish(endpoints.build(view))
-        metrics.note_fleet(view)
+        metrics.fleet.note_view(view)
         capacity.note_fleet(view)
         if self._queues is not None:
             self._queues.look_at_all()  # behind the endpoints: whoever is let in may be sent to a new one

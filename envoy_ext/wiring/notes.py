@@ -32,9 +32,9 @@ def note_change(change: Change, metrics: Metrics) -> None:
     Cancels are counted only.
     """
     if isinstance(change, CancelOver):
-        metrics.note_cancel(change)
+        metrics.fleet.note_cancel(change)
     if isinstance(change, CircuitTurned):
-        metrics.note_circuit(change)
+        metrics.fleet.note_circuit(change)
         opened = change.after in CUT and change.before not in CUT
         log.log(
             logging.WARNING if opened else logging.INFO,

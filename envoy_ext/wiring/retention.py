@@ -44,12 +44,12 @@ class RetentionNotes:
 
     def note_forgotten(self, why: Why, operations: int) -> None:
         """So many have gone."""
-        self._metrics.note_forgotten(why, operations)
+        self._metrics.journal.note_forgotten(why, operations)
 
     def note_size(self, size: StoreSize, excess: Excess | None) -> None:
         """How much there is. A line when it becomes too much, and when it is no more."""
         over = None if excess is None else excess.why
-        self._metrics.note_journal_size(size, over is not None)
+        self._metrics.journal.note_size(size, over is not None)
         if over is not self._over:
             told = {"operations": size.operations, "bytes": size.bytes}
             if over is None:

@@ -93,7 +93,7 @@ async def test_a_journal_that_hangs_makes_it_unready_in_bounded_time(monkeypatch
 
 
 async def test_the_metrics_page_is_prometheus_text_that_its_parser_reads(ops: OpsPort) -> None:
-    ops.metrics.note_refusal("chat", "draining")
+    ops.metrics.admission.note_refusal("chat", "draining")
     page = await ops.ask("/metrics")
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")

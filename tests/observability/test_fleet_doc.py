@@ -45,7 +45,7 @@ def test_every_metric_has_its_row_with_its_labels() -> None:
     }
     rows = {name: re.findall(r"\w+", labels) for name, labels, _ in read_table("| metric | labels | says |")}
     assert set(rows) == names
-    metrics.note_scrape_failure("chat", "a", "timeout")
+    metrics.fleet.note_scrape_failure("chat", "a", "timeout")
     for family in registry.collect():
         for sample in family.samples:
             name = family.name + suffixes.get(family.type, "")

@@ -111,8 +111,8 @@ def note_everything(metrics: Metrics, observer: MetricsObserver) -> None:
     observer.note_journal(0.001, failed=False)
     observer.note_journal(0.001, failed=True)
     observer.note(ToolCallEnded("mail", CallState.RECORDED, False, OperationId("op_1"), CallId("call_1")))
-    metrics.note_refusal("", "invalid_request")
-    metrics.note_abort(CHAT, "asked")
+    metrics.admission.note_refusal("", "invalid_request")
+    metrics.fleet.note_abort(CHAT, "asked")
     metrics.note_chunk(0.0001)
 
 
@@ -222,10 +222,10 @@ def test_a_failed_append_is_counted_and_not_timed(metrics: Metrics, observer: Me
 
 def test_bugs_and_refusals_are_counted(metrics: Metrics, observer: MetricsObserver) -> None:
     observer.note_bug("session", RuntimeError())
-    metrics.note_refusal("", "invalid_request")
-    metrics.note_abort(CHAT, "asked")
-    metrics.note_refusal("chat", "draining")
-    metrics.note_refusal("chat", "draining")
+    metrics.admission.note_refusal("", "invalid_request")
+    metrics.fleet.note_abort(CHAT, "asked")
+    metrics.admission.note_refusal("chat", "draining")
+    metrics.admission.note_refusal("chat", "draining")
     assert value(metrics, "envoy_ext_bugs_total") == 1
     assert value(metrics, "envoy_ext_shed_total", pool="", code="invalid_request") == 1
     assert value(metrics, "envoy_ext_shed_total", pool="chat", code="draining") == 2
@@ -240,7 +240,7 @@ def test_the_number_of_series_does_not_grow_with_the_number_of_requests(
 ) -> None:
     note_everything(metrics, observer)
     for code in CODES:
-        metrics.note_refusal("chat", code)
+        metrics.admission.note_refusal("chat", code)
     before = len(read(metrics))
     for number in range(500):
         observer.note(exchange_ended(request_id=f"req-{number}"))
@@ -273,9 +273,9 @@ def test_the_process_shows_its_own_memory_and_files(metrics: Metrics) -> None:
 
 
 def test_the_fleets_picture_is_shown_replica_by_replica(metrics: Metrics) -> None:
-    metrics.note_fleet(build_view(serving=("a", 40), withheld=("b", 1)))
-    metrics.note_scrape_failure(CHAT, ReplicaId("b"), "timeout")
-    metrics.note_discovery(CHAT, listed=False)
+    metrics.fleet.note_view(build_view(serving=("a", 40), withheld=("b", 1)))
+    metrics.fleet.note_scrape_failure(CHAT, ReplicaId("b"), "timeout")
+    metrics.fleet.note_discovery(CHAT, listed=False)
     metrics.note_push("eds")
     metrics.note_nack("eds")
     value = metrics.registry.get_sample_value
@@ -309,9 +309,9 @@ def test_a_replica_that_is_gone_has_no_series_any_more() -> None:
     metrics = Metrics(registry, [CHAT])
     for number in range(100):
         name = f"pod-{number}"
-        metrics.note_fleet(build_view(serving=(name, 7), withheld=("b", 3)))
-        metrics.note_scrape_failure(CHAT, ReplicaId(name), "timeout")
-        metrics.note_scrape_failure(CHAT, ReplicaId(name), "refused")
+        metrics.fleet.note_view(build_view(serving=(name, 7), withheld=("b", 3)))
+        metrics.fleet.note_scrape_failure(CHAT, ReplicaId(name), "timeout")
+        metrics.fleet.note_scrape_failure(CHAT, ReplicaId(name), "refused")
     page = generate_latest(registry).decode()
     assert "pod-99" in page
     assert "pod-98" not in page
