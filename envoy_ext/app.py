@@ -38,12 +38,14 @@ from envoy_ext.services.background import Background
 from envoy_ext.services.cancels import Cancels
 from envoy_ext.services.capacity import Capacity
 from envoy_ext.services.discovery import Discovery
-from envoy_ext.services.exchanges import Exchanges, Minting
+from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.fences import Fences
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.guarded_store import GuardedStore
 from envoy_ext.services.health import HealthState
+from envoy_ext.services.hop_reports import HopReports
 from envoy_ext.services.leases import Leases
+from envoy_ext.services.opening import Minting
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.retention import Retention
 from envoy_ext.services.rooms import Rooms
@@ -225,6 +227,7 @@ class App:
         )
         metrics.admission.watch_queues(queues.count_waiting)
         self._socket_diag = SocketDiag()
+        fences = Fences(fleet.places, ConnectProbe(), self.clock, fleet.note_refusal)
         self._exchanges = Exchanges(
             journal=journal,
             clock=self.clock,
@@ -236,13 +239,13 @@ class App:
             keeper=ownership.keeper,
             queues=queues,
             unrecorded=Unrecorded(queue_policy.classes, lambda: journal.down),
-            fences=Fences(fleet.places, ConnectProbe(), self.clock, fleet.note_refusal),
-            connections=self._socket_diag,
+            fences=fences,
             trace=self._trace,
             keeping=build_keeping(config.idempotency),
             results=build_results(config),
             ledger=None if config.tools is None else journal,
         )
+        reports = HopReports(self._exchanges, self.clock, background, fences, self._socket_diag)
         journal.on_back(self._exchanges.note_store_back)
         callers = build_callers(config, metrics)
         if callers is not None:
@@ -286,6 +289,7 @@ class App:
             config,
             arrivals,
             self._exchanges,
+            reports,
             authz,
             observer,
             metrics,

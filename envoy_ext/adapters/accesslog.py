@@ -9,14 +9,14 @@ from envoy_ext.adapters.accesslog_codec import (
     read_log_entry,
 )
 from envoy_ext.domain import names
-from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.hop_reports import HopReports
 
 
 class AccessLogSession:
     """One StreamAccessLogs stream; Envoy opens one for each log and worker."""
 
-    def __init__(self, exchanges: Exchanges) -> None:
-        self._exchanges = exchanges
+    def __init__(self, reports: HopReports) -> None:
+        self._reports = reports
         self._log_name = ""
 
     def receive(self, message: Any) -> None:
@@ -31,7 +31,7 @@ class AccessLogSession:
             if facts is None:
                 continue
             if self._log_name == names.LOG_ATTEMPTS:
-                self._exchanges.log_attempt(
+                self._reports.log_attempt(
                     facts.attempt_id,
                     facts.cause,
                     facts.upstream_address,
@@ -39,10 +39,10 @@ class AccessLogSession:
                     facts.detail,
                 )
             elif self._log_name == names.LOG_EXCHANGES:
-                self._exchanges.log_exchange(facts.exchange_id, facts.cause, facts.detail)
+                self._reports.log_exchange(facts.exchange_id, facts.cause, facts.detail)
 
     def _receive_progress(self, entry: Any) -> None:
         if self._log_name == names.LOG_ATTEMPTS:
-            self._exchanges.note_attempt_progress(*read_attempt_progress(entry))
+            self._reports.note_attempt_progress(*read_attempt_progress(entry))
         elif self._log_name == names.LOG_EXCHANGES:
-            self._exchanges.note_exchange_progress(*read_exchange_progress(entry))
+            self._reports.note_exchange_progress(*read_exchange_progress(entry))

@@ -16,6 +16,7 @@ from envoy_ext.domain import names, step
 from envoy_ext.domain.events import AttemptAnswered, AttemptBody, AttemptClosed, AttemptUnanswered
 from envoy_ext.domain.ids import AttemptId, PoolName
 from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.hop_reports import HopReports
 from envoy_ext.services.live_exchange import LiveExchange
 from envoy_ext.services.replica_keys import ReadKey
 
@@ -30,6 +31,7 @@ class AttemptSession:
     def __init__(
         self,
         exchanges: Exchanges,
+        reports: HopReports,
         outbox: Outbox,
         aborts: Mapping[PoolName, AbortCall] | None = None,
         read_key: ReadKey = lambda pool: None,
@@ -39,6 +41,7 @@ class AttemptSession:
         self._read_key = read_key
         self._aborts = aborts or {}
         self._exchanges = exchanges
+        self._reports = reports
         self._outbox = outbox
         self._live: LiveExchange | None = None
         self._attempt_id: AttemptId | None = None
@@ -90,7 +93,7 @@ class AttemptSession:
         if upstream.local_reply:
             cause = read_cause(upstream.details)
             lost = AttemptUnanswered(attempt_id, cause, replica, upstream.details, upstream.address)
-            self._exchanges.tell_loss(live, lost)
+            self._reports.tell_loss(live, lost)
             return
         live.receive(
             AttemptAnswered(

@@ -24,7 +24,7 @@ from envoy_ext.services.background import Background
 from envoy_ext.services.changing import Changing
 from envoy_ext.services.deliveries import Delivery
 from envoy_ext.services.exchange_replicas import hash_prompt
-from envoy_ext.services.exchanges import Exchanges, Opening
+from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.heads import Heads, RequestHead, read_operation_path
 from envoy_ext.services.job_questions import read_job_question
@@ -33,6 +33,7 @@ from envoy_ext.services.joiners import Joiners, JoinPolicy
 from envoy_ext.services.keyed import HasAnswer, HasJob, HasLeft, Keyed, KeyedRequest, MayRun
 from envoy_ext.services.ladders import BecomesJob, Ladders, Placed
 from envoy_ext.services.live_exchange import add_retry_after
+from envoy_ext.services.opening import Opening
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.repeat_rules import RunsAgain, build_incomplete_error
 from envoy_ext.services.repeats import RequestKey

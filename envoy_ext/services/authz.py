@@ -123,10 +123,10 @@ class Authz:
 
     async def check(self, request: CheckRequest) -> Verdict:
         """What becomes of a request."""
-        exchange = None if request.exchange_id is None else self._exchanges.find(request.exchange_id)
-        if exchange is not None:
-            identity = exchange.identity
-            if exchange.committed:
+        live = None if request.exchange_id is None else self._exchanges.find(request.exchange_id)
+        if live is not None:
+            identity = live.exchange.identity
+            if live.exchange.committed:
                 return ClientError("replay_not_allowed", identity.request_id, identity.operation_id)
             return Untouched()
         verdict, pool = await self._decide(request)

@@ -10,7 +10,7 @@ from envoy_ext.domain.prompt_size import JsonObject
 from envoy_ext.domain.rewriting import MAX_CHANGED_BYTES, encode_body, name_model, shorten_generation
 from envoy_ext.domain.turns import shorten_context
 from envoy_ext.services.admission import Arrival, HashPrompt
-from envoy_ext.services.exchanges import Opening
+from envoy_ext.services.opening import Opening
 
 
 class Changing:

@@ -1,4 +1,4 @@
-"""All exchanges in flight: opens them, finds them for the other hop and the logs, ends them on a stop.
+"""All exchanges in flight: opens them, finds them for the other hop and the reports, ends them on a stop.
 
 The delivery and attempt adapters never see each other. They meet here, by the exchange id that
 only the ingress hop may set.
@@ -7,7 +7,7 @@ only the ingress hop may set.
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from envoy_ext.domain.answer_keeping import AnswerKeeping, AnswersKept, KeepingPolicy
@@ -16,15 +16,8 @@ from envoy_ext.domain.client_errors import NOT_RECORDABLE, ClientError
 from envoy_ext.domain.errors import JournalUnavailable
 from envoy_ext.domain.events import (
     AttemptArrived,
-    AttemptLogged,
-    AttemptProgressed,
-    AttemptUnanswered,
-    AttemptUnconfirmed,
     DrainExpired,
-    ExchangeLogged,
-    ExchangeProgressed,
     LedgerRead,
-    LogCause,
     OwnershipLost,
 )
 from envoy_ext.domain.exchange import Exchange
@@ -44,24 +37,22 @@ from envoy_ext.domain.notes import (
 )
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import AttemptOutcome
-from envoy_ext.domain.silent_loss import is_unconfirmed
 from envoy_ext.ports import (
     AttemptSink,
     Clock,
-    Connection,
-    Connections,
     DeliverySink,
     Journal,
     Observer,
     ToolLedger,
     Trace,
 )
-from envoy_ext.services.admission import Admitted, Arrival
+from envoy_ext.services.admission import Arrival
 from envoy_ext.services.background import Background
 from envoy_ext.services.exchange_replicas import ExchangeReplicas
 from envoy_ext.services.fences import Fences
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.opening import Minting, Opening, RunOf
 from envoy_ext.services.owed_ends import OwedEnds
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.recording import Recordings
@@ -70,45 +61,8 @@ from envoy_ext.services.seats import SeatKeeper
 from envoy_ext.services.unrecorded import Unrecorded
 
 
-@dataclass(frozen=True, slots=True)
-class Minting:
-    """Where ids come from; randomness stays outside."""
-
-    exchange_id: Callable[[], ExchangeId]
-    attempt_id: Callable[[], AttemptId]
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """A request that becomes an exchange, and the names it has got on its way."""
-
-    arrival: Arrival
-    admitted: Admitted
-    key: RequestKey
-    operation_id: OperationId
-    key_hash: str | None
-    """Of its idempotency key; None without one."""
-    after: OperationId | None = None
-    """The operation before it under that key, which may run again."""
-    ledger_id: OperationId | None = None
-    """Where that one's tool calls stand."""
-    run: "RunOf | None" = None
-    """The job that it is a run of."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOf:
-    """What the exchange of a job's run is to know of its job."""
-
-    job_id: OperationId
-    attempts_left: int
-    """Of those that its runs may have together; 1 at least."""
-    on_over: Callable[[], None]
-    """Called once when all is told of the exchange."""
-
-
 class Exchanges:
-    """The service both hops and the access logs talk to. Runs on one event loop."""
+    """The service both hops talk to. Runs on one event loop."""
 
     def __init__(
         self,
@@ -124,7 +78,6 @@ class Exchanges:
         queues: Queues,
         unrecorded: Unrecorded | None = None,
         fences: Fences | None = None,
-        connections: Connections | None = None,
         trace: Trace | None = None,
         keeping: KeepingPolicy | None = None,
         results: KeepingPolicy | None = None,
@@ -141,7 +94,6 @@ class Exchanges:
         keeper.on_lost(self._end_all_of)
         self._unrecorded = unrecorded or Unrecorded()
         self._fences = fences
-        self._connections = connections
         self._trace = trace
         self._journal = journal
         self._clock = clock
@@ -274,76 +226,11 @@ class Exchanges:
         """The replica of the exchange's pool that Envoy names by id, or else by `ip:port`."""
         return self._fleet.find_replica(live.exchange.identity.pool, replica, address)
 
-    # --- the access logs ----------------------------------------------------------------------
-
-    def log_attempt(
-        self, attempt_id: str, cause: LogCause, address: str, body_bytes: int, detail: str
-    ) -> None:
-        """The egress hop logged an attempt's end. Its exchange's id is not in that log."""
-        live = self._attempts.get(AttemptId(attempt_id))
-        if live is not None:
-            replica = self._fleet.find_replica(live.exchange.identity.pool, "", address)
-            logged = AttemptLogged(AttemptId(attempt_id), cause, replica, body_bytes, detail, address)
-            self.tell_loss(live, logged)
-
-    def tell_loss(self, live: LiveExchange, lost: AttemptLogged | AttemptUnanswered) -> None:
-        """Hand on how an attempt ended, once that is known as well as it can be."""
-        if self._fences is None or lost.cause is not LogCause.UPSTREAM_RESET or not lost.address:
-            live.receive(lost)
-            return
-        exchange_id = live.exchange.identity.exchange_id
-        self._background.run(self._fences.tell_loss(live, lost, lambda: exchange_id in self._live))
-
-    def log_exchange(self, exchange_id: str, cause: LogCause, detail: str) -> None:
-        """The ingress hop logged an exchange's end."""
-        live = self._live.get(ExchangeId(exchange_id))
-        if live is not None:
-            live.receive(ExchangeLogged(cause, detail))
-
-    def note_attempt_progress(self, attempt_id: str, body_bytes: int, connection: Connection) -> None:
-        """The egress hop tells how much of an attempt's answer has left it, and where its request goes."""
-        live = self._attempts.get(AttemptId(attempt_id))
-        if live is None:
-            return
-        live.receive(AttemptProgressed(AttemptId(attempt_id), body_bytes))
-        if connection.peer_ip:
-            self._look_for_confirmation(live, AttemptId(attempt_id), connection)
-
-    def _look_for_confirmation(
-        self, live: LiveExchange, attempt_id: AttemptId, connection: Connection
-    ) -> None:
-        """A request that was sent into a cut network is missed by nobody else for 15 minutes."""
-        waited_s = live.exchange.read_wait(attempt_id, self._clock.now())
-        if waited_s is None or self._fences is None or self._connections is None:
-            return
-        told = self._connections.read_confirmation(connection)
-        if told is None or not is_unconfirmed(told, waited_s):
-            return
-        address = connection.peer
-        replica = self.find_replica(live, "", address)
-        lost = AttemptUnconfirmed(attempt_id, LogCause.UPSTREAM_RESET, replica, address)
-        exchange_id = live.exchange.identity.exchange_id
-        self._background.run(self._fences.tell_unconfirmed(live, lost, lambda: exchange_id in self._live))
-
-    def note_exchange_progress(self, exchange_id: str, taken_bytes: int, connection: Connection) -> None:
-        """The ingress hop tells how much of an exchange's answer its client's connection has taken.
-
-        Not listened to while replies wait for the journal: what has not been sent cannot be taken.
-        """
-        live = self._live.get(ExchangeId(exchange_id))
-        if live is None or live.writing:
-            return
-        acked_bytes = None
-        if self._connections is not None and live.exchange.held_up:
-            acked_bytes = self._connections.read_acked(connection)
-        live.receive(ExchangeProgressed(taken_bytes, acked_bytes))
-
     # --- for ext_authz and operators ----------------------------------------------------------
 
-    def find(self, exchange_id: str) -> Exchange | None:
+    def find(self, exchange_id: str) -> LiveExchange | None:
         """The exchange in flight with this id."""
-        live = self._live.get(ExchangeId(exchange_id))
-        return None if live is None else live.exchange
+        return self._live.get(ExchangeId(exchange_id))
 
     @property
     def repeats(self) -> Repeats:

@@ -28,11 +28,12 @@ from envoy_ext.domain.notes import BoundaryHeld
 from envoy_ext.domain.ticket import Granted, Newcomer
 from envoy_ext.ports import Clock, Observer, RunSender, Store
 from envoy_ext.services.admission import Admitted, Arrival, Forbidden
-from envoy_ext.services.exchanges import Exchanges, Opening
+from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.job_ends import JobEnds
 from envoy_ext.services.job_requests import JobsPolicy, build_arrival, list_sent_headers, read_given_up
 from envoy_ext.services.job_runs import Runs
+from envoy_ext.services.opening import Opening
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.repeats import RequestKey
 from envoy_ext.services.seats import SeatKeeper

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from envoy_ext.domain.ids import OperationId
 from envoy_ext.ports import DeliverySink
 from envoy_ext.services.deliveries import Delivery
-from envoy_ext.services.exchanges import Exchanges, Opening, RunOf
+from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.opening import Opening, RunOf
 from envoy_ext.services.queues import Queues
 
 

@@ -18,9 +18,9 @@ from envoy_ext.domain.outcomes import RungName
 from envoy_ext.domain.traffic_class import TrafficClasses
 from envoy_ext.ports import Clock, Observer, Store
 from envoy_ext.services.admission import Arrival
-from envoy_ext.services.exchanges import Opening
 from envoy_ext.services.job_requests import JobsPolicy, Submission, build_job_request
 from envoy_ext.services.job_runner import JobRunner
+from envoy_ext.services.opening import Opening
 from envoy_ext.services.repeat_rules import build_running_error
 
 LOOK_AGAIN_S: Final = (1, 3)

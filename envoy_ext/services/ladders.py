@@ -40,11 +40,12 @@ from envoy_ext.services.admission import Arrival
 from envoy_ext.services.background import Background
 from envoy_ext.services.changing import Changing
 from envoy_ext.services.exchange_replicas import ExchangeReplicas
-from envoy_ext.services.exchanges import Exchanges, Opening
+from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.job_requests import Submission
 from envoy_ext.services.jobs import Jobs
 from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.opening import Opening
 from envoy_ext.services.queues import Queues, draw_retry_after
 
 HERE_S: Final = 0.0

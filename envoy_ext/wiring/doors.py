@@ -28,6 +28,7 @@ from envoy_ext.observability.observers import Observers
 from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.authz import Authz
 from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.hop_reports import HopReports
 from envoy_ext.services.job_runs import Runs
 from envoy_ext.services.replica_keys import ReadKey
 from envoy_ext.services.tools import Tools
@@ -71,6 +72,7 @@ def build_grpc(
     config: Config,
     arrivals: Arrivals,
     exchanges: Exchanges,
+    reports: HopReports,
     authz: Authz,
     observer: Observers,
     metrics: Metrics,
@@ -104,8 +106,8 @@ def build_grpc(
         caller=lambda outbox: CallerSession(arrivals, outbox, mint_request_id),
         run=run,
         delivery=delivery,
-        attempt=lambda outbox: AttemptSession(exchanges, outbox, aborts, read_key),
-        access_log=lambda: AccessLogSession(exchanges),
+        attempt=lambda outbox: AttemptSession(exchanges, reports, outbox, aborts, read_key),
+        access_log=lambda: AccessLogSession(reports),
         check=lambda message: extauthz.check(authz, message, mint_request_id),
         observer=observer,
         max_request_bytes=max(

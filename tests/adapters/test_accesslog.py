@@ -41,8 +41,8 @@ class Logs:
 
     def __init__(self, played: Played) -> None:
         self._played = played
-        self._attempts = AccessLogSession(played.sidecar.exchanges)
-        self._exchanges = AccessLogSession(played.sidecar.exchanges)
+        self._attempts = AccessLogSession(played.sidecar.reports)
+        self._exchanges = AccessLogSession(played.sidecar.reports)
 
     def log_attempt(self, details: str, *, body_bytes: int = len(DELTA), **common) -> None:
         id = self._played.attempt_id
@@ -89,7 +89,7 @@ async def test_an_intermediate_entry_ends_nothing():
 def tell_progress(played: Played, *, left: int, taken: int) -> None:
     """One look of Envoy's: an entry of each hop."""
     periodic = {"access_log_type": AccessLogType.DownstreamPeriodic}
-    attempts = AccessLogSession(played.sidecar.exchanges)
+    attempts = AccessLogSession(played.sidecar.reports)
     id = played.attempt_id
     attempts.receive(build_message(names.LOG_ATTEMPTS, names.ATTEMPT, id, "", body_bytes=left, **periodic))
     message = build_message(
@@ -107,7 +107,7 @@ def tell_progress(played: Played, *, left: int, taken: int) -> None:
         entry.common_properties.downstream_direct_remote_address.socket_address,
     )
     local.address, local.port_value, peer.address, peer.port_value = "10.0.0.1", 80, "10.0.0.9", 999
-    AccessLogSession(played.sidecar.exchanges).receive(message)
+    AccessLogSession(played.sidecar.reports).receive(message)
 
 
 class Kernel:
@@ -311,10 +311,10 @@ async def test_what_the_stream_saw_outweighs_an_entry_that_says_otherwise():
 async def test_entries_of_exchanges_that_nobody_knows_are_let_go():
     """Of an earlier life of the sidecar, or of one that has long been forgotten."""
     sidecar = Sidecar()
-    session = AccessLogSession(sidecar.exchanges)
+    session = AccessLogSession(sidecar.reports)
     session.receive(build_message(names.LOG_ATTEMPTS, names.ATTEMPT, "att_earlier", RESET))
     session.receive(build_message(None, names.ATTEMPT, "att_earlier", RESET))
-    other = AccessLogSession(sidecar.exchanges)
+    other = AccessLogSession(sidecar.reports)
     other.receive(build_message(names.LOG_EXCHANGES, names.EXCHANGE, "exg_earlier", GONE))
     assert sidecar.exchanges.inflight == 0
     assert sidecar.watcher.notes == sidecar.watcher.bugs == []
@@ -322,7 +322,7 @@ async def test_entries_of_exchanges_that_nobody_knows_are_let_go():
 
 async def test_the_name_of_a_log_stands_in_its_first_message_only():
     played = await play_until_delta(Sidecar())
-    session = AccessLogSession(played.sidecar.exchanges)
+    session = AccessLogSession(played.sidecar.reports)
     session.receive(build_message(names.LOG_ATTEMPTS, names.ATTEMPT, "att_of_another", RESET))
 
     session.receive(build_message(None, names.ATTEMPT, played.attempt_id, RESET, body_bytes=len(DELTA)))
@@ -333,7 +333,7 @@ async def test_the_name_of_a_log_stands_in_its_first_message_only():
 
 async def test_a_log_of_another_name_is_not_ours():
     played = await play_until_delta(Sidecar())
-    session = AccessLogSession(played.sidecar.exchanges)
+    session = AccessLogSession(played.sidecar.reports)
 
     session.receive(build_message("somebody_elses", names.ATTEMPT, played.attempt_id, RESET, body_bytes=1))
     await played.sidecar.settle()

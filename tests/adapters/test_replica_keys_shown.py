@@ -100,7 +100,9 @@ async def test_an_attempt_shows_the_key_in_the_place_of_a_clients_credentials(ke
     await sidecar.settle()
     (forward,) = client.replies
     assert isinstance(forward, step.ForwardRequest)
-    session = AttemptSession(sidecar.exchanges, outbox, read_key=lambda pool: key if pool == POOL else None)
+    session = AttemptSession(
+        sidecar.exchanges, sidecar.reports, outbox, read_key=lambda pool: key if pool == POOL else None
+    )
     message = ProcessingRequest()
     hop = ((names.EXCHANGE, forward.exchange_id), (names.POOL, forward.pool))
     for name, value in (*hop, ("x-api-key", "a-clients")):

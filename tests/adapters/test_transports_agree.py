@@ -309,7 +309,7 @@ async def test_a_request_from_its_headers_to_its_last_byte(tmp_path: Path) -> No
                 delivery=lambda outbox: DeliverySession(
                     sidecar.arrivals, outbox, lambda: "r-1", lambda seconds: None
                 ),
-                attempt=lambda outbox: AttemptSession(sidecar.exchanges, outbox),
+                attempt=lambda outbox: AttemptSession(sidecar.exchanges, sidecar.reports, outbox),
                 access_log=given.access_log,
                 check=given.check,
                 observer=sidecar.watcher,

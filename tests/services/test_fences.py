@@ -83,7 +83,7 @@ async def lose_the_network(sidecar: Sidecar) -> tuple[LiveExchange, Sent]:
     """One attempt whose network is cut, and a second one that asks to start, with its hop."""
     live, attempt_id = await start_first(sidecar)
     lost = AttemptUnanswered(attempt_id, LogCause.UPSTREAM_TIMEOUT, ReplicaId("a"), "cut", AT)
-    sidecar.exchanges.tell_loss(live, lost)
+    sidecar.reports.tell_loss(live, lost)
     return live, ask_again(sidecar, live)
 
 
@@ -92,7 +92,7 @@ async def lose_a_connection(sidecar: Sidecar, silent_s: float) -> tuple[LiveExch
     live, attempt_id = await start_first(sidecar)
     await asyncio.sleep(silent_s)
     lost = AttemptUnanswered(attempt_id, LogCause.UPSTREAM_RESET, ReplicaId("a"), "reset", AT)
-    sidecar.exchanges.tell_loss(live, lost)
+    sidecar.reports.tell_loss(live, lost)
     await sidecar.settle()
     return live, ask_again(sidecar, live)
 
@@ -168,7 +168,7 @@ async def test_a_refusal_at_an_address_that_has_gone_to_another_pod_proves_nothi
     sidecar = build_sidecar(FakeProbe(Reach.REFUSED))
     live, attempt_id = await start_first(sidecar)
     sidecar.fleet.change_members(POOL, changes)
-    sidecar.exchanges.tell_loss(live, AttemptUnanswered(attempt_id, loss, ReplicaId("a"), "lost", AT))
+    sidecar.reports.tell_loss(live, AttemptUnanswered(attempt_id, loss, ReplicaId("a"), "lost", AT))
     await sidecar.settle()
     hop = ask_again(sidecar, live)
     await wait_for(lambda: any(isinstance(note, FenceAwaited) for note in sidecar.watcher.notes))
@@ -196,7 +196,7 @@ async def test_a_page_of_a_process_that_started_later_proves_the_death_of_the_on
     if before == "before the loss":
         show(1090.0)
     lost = AttemptUnanswered(attempt_id, LogCause.UPSTREAM_TIMEOUT, ReplicaId("a"), "cut", AT)
-    sidecar.exchanges.tell_loss(live, lost)
+    sidecar.reports.tell_loss(live, lost)
     hop = ask_again(sidecar, live)
     await wait_for(lambda: any(isinstance(note, FenceAwaited) for note in sidecar.watcher.notes))
     if before != "before the loss":
@@ -214,7 +214,7 @@ async def test_a_connection_that_was_lost_is_looked_behind_before_it_is_told_of(
         sidecar = build_sidecar(probe)
         played = await play_until_delta(sidecar)
         assert played.live.exchange.renew(played.attempt_id, FencingToken(1), 0.0)
-        sidecar.exchanges.log_attempt(played.attempt_id, LogCause.UPSTREAM_RESET, AT, len(DELTA), "reset")
+        sidecar.reports.log_attempt(played.attempt_id, LogCause.UPSTREAM_RESET, AT, len(DELTA), "reset")
         played.delivery.receive(DeliveryClosed())
         operation = await sidecar.operation()
         outcomes[reach] = operation.attempts[0].outcome
@@ -257,7 +257,7 @@ async def test_what_needs_no_look_gets_none(cause: LogCause) -> None:
     probe = FakeProbe(Reach.SILENT)
     sidecar = build_sidecar(probe)
     played = await play_until_delta(sidecar)
-    sidecar.exchanges.log_attempt(played.attempt_id, cause, AT, len(DELTA), "")
+    sidecar.reports.log_attempt(played.attempt_id, cause, AT, len(DELTA), "")
     await sidecar.settle()
     assert probe.asked == []
 
@@ -268,7 +268,7 @@ async def test_a_refused_connection_fences_an_attempt_whose_worker_had_renewed()
     live, attempt_id = await start_first(sidecar)
     assert live.exchange.renew(attempt_id, FencingToken(1), SystemClock().now())
     lost = AttemptUnanswered(attempt_id, LogCause.UPSTREAM_RESET, ReplicaId("a"), "reset", AT)
-    sidecar.exchanges.tell_loss(live, lost)
+    sidecar.reports.tell_loss(live, lost)
     await sidecar.settle()
     second = ask_again(sidecar, live)
     await wait_for(lambda: any(isinstance(reply, step.StartAttempt) for reply in second.replies))
@@ -307,7 +307,7 @@ async def look(sidecar: Sidecar, kernel: Kernel, connection: Connection = TO_A) 
     assert joined is not None
     sidecar.exchanges.arrive_attempt(*joined)
     await sidecar.settle()
-    sidecar.exchanges.note_attempt_progress(joined[1], 0, connection)
+    sidecar.reports.note_attempt_progress(joined[1], 0, connection)
     await sidecar.settle()
     joined[0].receive(DeliveryClosed())
     await sidecar.settle()

@@ -120,12 +120,12 @@ class Request:
     def log(self, attempt_id: AttemptId, cause: LogCause) -> None:
         """The attempt's stream and its log entry."""
         self.live.receive(AttemptClosed(attempt_id))
-        self.sidecar.exchanges.log_attempt(attempt_id, cause, ADDRESSES[self.replica], len(DELTA), "")
+        self.sidecar.reports.log_attempt(attempt_id, cause, ADDRESSES[self.replica], len(DELTA), "")
 
     def close(self, cause: LogCause) -> None:
         """The client's side is over."""
         self.delivery.receive(DeliveryClosed())
-        self.sidecar.exchanges.log_exchange(self.exchange_id, cause, "")
+        self.sidecar.reports.log_exchange(self.exchange_id, cause, "")
 
     async def finish(self, attempt_id: AttemptId) -> None:
         await self.stream(attempt_id)

@@ -534,7 +534,7 @@ async def test_what_a_dead_replica_had_to_do_leaves_no_room_there(watched: bool)
     gone = AttemptLogged(
         lost.attempt_id, LogCause.UPSTREAM_RESET, ReplicaId("a"), 0, "reset", "10.0.0.1:8000"
     )
-    sidecar.exchanges.tell_loss(lost.live, gone)
+    sidecar.reports.tell_loss(lost.live, gone)
     await wait_until(lambda: any(isinstance(one, AttemptFinished) for one in sidecar.watcher.notes))
     await let_tasks_run()
     assert clients[2].told == (["HoldRequest"] if watched else ["HoldRequest", "ForwardRequest"])

@@ -181,8 +181,8 @@ def test_a_slot_that_is_being_cancelled_is_not_offered() -> None:
 def leave(sidecar: Sidecar, played) -> None:
     """The client has gone, and Envoy has said so in both logs."""
     played.delivery.receive(DeliveryClosed())
-    sidecar.exchanges.log_exchange(played.exchange_id, LogCause.DOWNSTREAM_GONE, "")
-    sidecar.exchanges.log_attempt(
+    sidecar.reports.log_exchange(played.exchange_id, LogCause.DOWNSTREAM_GONE, "")
+    sidecar.reports.log_attempt(
         played.attempt_id, LogCause.DOWNSTREAM_GONE, "10.0.0.1:8000", 0, "downstream_remote_disconnect"
     )
 
@@ -225,7 +225,7 @@ async def test_a_whole_answer_frees_its_slot_with_its_end() -> None:
     played = await play_until_delta(sidecar)
     assert sidecar.fleet.streams.count(A) == TAKEN
     played.delivery.receive(ResponseBody(REST, end=True))
-    sidecar.exchanges.log_attempt(played.attempt_id, LogCause.COMPLETED, "10.0.0.1:8000", 0, "")
+    sidecar.reports.log_attempt(played.attempt_id, LogCause.COMPLETED, "10.0.0.1:8000", 0, "")
     await sidecar.settle()
     await asyncio.sleep(0)
     assert sidecar.fleet.streams.count(A) == SlotCount()

@@ -33,11 +33,13 @@ from envoy_ext.services.arrivals import Arrivals
 from envoy_ext.services.authz import Authz
 from envoy_ext.services.background import Background
 from envoy_ext.services.deliveries import Delivery
-from envoy_ext.services.exchanges import Exchanges, Minting
+from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.fences import Fences
 from envoy_ext.services.fleet import Fleet, FleetPool
+from envoy_ext.services.hop_reports import HopReports
 from envoy_ext.services.joiners import JoinPolicy
 from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.opening import Minting
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.rooms import Rooms
 from envoy_ext.services.seats import SeatKeeper
@@ -156,6 +158,7 @@ class Sidecar:
             clock=clock,
             observer=self.watcher,
         )
+        fences = None if self.probe is None else Fences(fleet.places, self.probe, clock, fleet.note_refusal)
         self.exchanges = Exchanges(
             journal=self.journal,
             clock=clock,
@@ -170,14 +173,12 @@ class Sidecar:
             keeper=self.keeper,
             queues=self.queues,
             unrecorded=self.unrecorded,
-            fences=None
-            if self.probe is None
-            else Fences(fleet.places, self.probe, clock, fleet.note_refusal),
-            connections=self.connections,
+            fences=fences,
             ledger=self.ledger,
             trace=self.trace,
             keeping=self.keeping,
         )
+        self.reports = HopReports(self.exchanges, clock, background, fences, self.connections)
         self.rules = AdmissionRules(
             directory=PoolDirectory({MODEL: POOL} | {str(one): one for one in others}, names),
             boundaries=Boundaries(self.data_classes, {POOL: self.boundary} | others),
