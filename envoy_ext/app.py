@@ -16,11 +16,8 @@ from prometheus_client import CollectorRegistry
 from envoy_ext.adapters.ads import AdsHub
 from envoy_ext.adapters.clock import SystemClock
 from envoy_ext.adapters.connect_probe import ConnectProbe
-from envoy_ext.adapters.engines import get_engine
-from envoy_ext.adapters.identity import IdentityReader
 from envoy_ext.adapters.ids import mint_attempt_id, mint_exchange_id, mint_operation_id
 from envoy_ext.adapters.ops_http import OpsServer
-from envoy_ext.adapters.scraper import Scraper
 from envoy_ext.adapters.socket_diag import SocketDiag
 from envoy_ext.adapters.webhook import Webhook
 from envoy_ext.config import Config
@@ -37,7 +34,6 @@ from envoy_ext.services.authz import Authz
 from envoy_ext.services.background import Background
 from envoy_ext.services.cancels import Cancels
 from envoy_ext.services.capacity import Capacity
-from envoy_ext.services.discovery import Discovery
 from envoy_ext.services.exchanges import Exchanges
 from envoy_ext.services.fences import Fences
 from envoy_ext.services.fleet import Fleet
@@ -50,11 +46,9 @@ from envoy_ext.services.queues import Queues
 from envoy_ext.services.retention import Retention
 from envoy_ext.services.rooms import Rooms
 from envoy_ext.services.unrecorded import Unrecorded
-from envoy_ext.services.watching import Watcher
 from envoy_ext.wiring.callers import build_callers
 from envoy_ext.wiring.capacity import build_capacity_policies
-from envoy_ext.wiring.discovery import build_source, show_discovery
-from envoy_ext.wiring.doors import EnvoyDoor, build_grpc, start_operations
+from envoy_ext.wiring.doors import EnvoyDoor, build_grpc
 from envoy_ext.wiring.exchanges import (
     build_boundaries,
     build_joining,
@@ -66,20 +60,19 @@ from envoy_ext.wiring.exchanges import (
 from envoy_ext.wiring.fleet import (
     Endpoints,
     build_fleet_pools,
-    build_watch_plans,
     leave_unasked,
-    show_pools,
-    show_replicas,
 )
 from envoy_ext.wiring.jobs import JobParts, build_jobs, build_results
 from envoy_ext.wiring.journal import open_journal
 from envoy_ext.wiring.lease import LeaseDoors
 from envoy_ext.wiring.notes import count_xds, note_change
+from envoy_ext.wiring.operations import build_operations, start_operations
 from envoy_ext.wiring.ownership import Ownership
 from envoy_ext.wiring.replica_keys import build_replica_keys
 from envoy_ext.wiring.resource import build_fixed_resources
 from envoy_ext.wiring.retention import RetentionNotes, build_retention_policy
 from envoy_ext.wiring.tools import build_tools, list_tools
+from envoy_ext.wiring.watching import WatchParts, build_cancels, build_watch
 from envoy_ext.xds.kinds import Kind
 
 log = logging.getLogger("envoy_ext")
@@ -112,8 +105,7 @@ class App:
         self._jobs: JobParts | None = None
         self._cancels: Cancels | None = None
         self._hub: AdsHub | None = None
-        self._scraper: Scraper | None = None
-        self._identities: IdentityReader | None = None
+        self._watch: WatchParts | None = None
         self._socket_diag: SocketDiag | None = None
         self._webhook = Webhook()
         self._background: list[asyncio.Task[None]] = []
@@ -186,26 +178,9 @@ class App:
         metrics.fleet.watch_circuits(fleet.circuits.read_state)
         replica_keys = build_replica_keys(config)
         self._run(replica_keys.run(), observer)
-        self._scraper = Scraper(self.clock, read_key=replica_keys.read)
-        self._identities = IdentityReader(read_key=replica_keys.read)
-        watcher = Watcher(
-            self._scraper,
-            self._identities,
-            fleet,
-            self.clock,
-            build_watch_plans(config),
-            metrics.fleet.note_scrape_failure,
-            observer.note_bug,
-        )
-        discovery = Discovery(
-            {pool.name: build_source(pool) for pool in config.pools},
-            self.clock,
-            listeners=[fleet.change_members, watcher.change_members],
-            on_told=metrics.fleet.note_discovery,
-            on_bug=observer.note_bug,
-        )
-        self._run(discovery.run(), observer)
-        await discovery.wait_told(FIRST_LIST_S)
+        watch = self._watch = build_watch(config, fleet, replica_keys.read, self.clock, observer, metrics)
+        self._run(watch.discovery.run(), observer)
+        await watch.discovery.wait_told(FIRST_LIST_S)
         fleet.tick()
         background = Background(observer)
         metrics.watch_background(lambda: len(background))
@@ -218,13 +193,7 @@ class App:
             clock=self.clock,
             observer=observer,
         )
-        self._cancels = Cancels(
-            self._scraper,
-            fleet,
-            {pool.name: pool.engine for pool in config.pools if get_engine(pool.engine).abort is not None},
-            background,
-            metrics.fleet.note_abort,
-        )
+        self._cancels = build_cancels(config, watch.scraper, fleet, background, metrics)
         metrics.admission.watch_queues(queues.count_waiting)
         self._socket_diag = SocketDiag()
         fences = Fences(fleet.places, ConnectProbe(), self.clock, fleet.note_refusal)
@@ -299,31 +268,25 @@ class App:
             replica_keys.read,
         )
         self.grpc_port = await self._grpc.start()
-        self._ops = OpsServer(
+        self._ops = build_operations(
+            config,
             journal=journal,
-            registry=self.registry,
             health=self.health,
+            exchanges=self._exchanges,
+            fleet=fleet,
+            queues=queues,
+            discovery=watch.discovery,
+            capacity=capacity,
+            callers=callers,
+            clock=self.clock,
             observer=observer,
-            token_file=config.operations.token_file,
-            count_inflight=lambda: self.exchanges.inflight,
-            list_replicas=lambda: show_replicas(fleet.view, config),
-            list_pools=lambda: show_pools(
-                fleet.view,
-                config,
-                metrics.count_inflight,
-                queues.show,
-                lambda pool: show_discovery(pool, discovery.read_state(pool.name), self.clock.now()),
-            ),
-            list_capacity=capacity.list_pools,
-            show_callers=lambda: None if callers is None else callers.show(),
-            drain=lambda replica, limit_s: fleet.drain(replica, limit_s) is not None,
-            undrain=fleet.undrain,
+            metrics=metrics,
         )
         self.operations_port = await start_operations(self._ops, config.operations)
         self._lease_doors = LeaseDoors(config, Leases(self._exchanges, fleet.streams, self.clock))
         await self._lease_doors.start()
         self._run(fleet.run(), observer)
-        self._run(watcher.run(), observer)
+        self._run(watch.watcher.run(), observer)
         if job_parts is not None:
             self._run(job_parts.runner.run(), observer)
         self.health.started = True
@@ -349,10 +312,8 @@ class App:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        if self._scraper is not None:
-            await self._scraper.close()
-        if self._identities is not None:
-            await self._identities.close()
+        if self._watch is not None:
+            await self._watch.close()
         if self._ops is not None:
             await self._ops.stop()
         if self._ownership is not None:

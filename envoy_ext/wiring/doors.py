@@ -1,9 +1,8 @@
-"""The doors of the sidecar: gRPC for its Envoy, and the operations port for people and programs.
+"""The door of the sidecar for its Envoy: gRPC.
 
 Belongs to the composition layer, beside `app`.
 """
 
-import os
 import secrets
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from envoy_ext.adapters.extproc_tool import ToolSession
 from envoy_ext.adapters.grpc_native import NativeServer
 from envoy_ext.adapters.grpc_server import GrpcServer
 from envoy_ext.adapters.grpc_services import Services
-from envoy_ext.adapters.ops_http import OpsServer
-from envoy_ext.config import Config, Operations
+from envoy_ext.config import Config
 from envoy_ext.domain.errors import CannotListen
 from envoy_ext.observability.metrics import Metrics
 from envoy_ext.observability.observers import Observers
@@ -130,19 +128,6 @@ async def _listen(server: GrpcServer | NativeServer, address: str, socket: str |
         asked = "is it taken?" if socket is None else "is it taken, or closed to this user?"
         why = error.strerror or asked
         raise CannotListen(f"sidecar: cannot listen at {place}: {why}") from error
-
-
-async def start_operations(server: OpsServer, operations: Operations) -> int:
-    """Listen for people and programs, and return the port.
-
-    Raises:
-        CannotListen: the port is taken, or the address is not this host's.
-    """
-    try:
-        return await server.start(operations.address, operations.port)
-    except OSError as error:
-        place, why = f"{operations.address}:{operations.port}", os.strerror(error.errno or 0)
-        raise CannotListen(f"operations: cannot listen at {place}: {why}") from error
 
 
 def mint_request_id() -> str:
