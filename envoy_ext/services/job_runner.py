@@ -226,11 +226,14 @@ class JobRunner:
                 return found
 
     def _list_open_pools(self) -> frozenset[PoolName]:
-        """The pools that a job could be sent to at this moment. One that is not configured any more is open:
-        its jobs are another pool's, or are to be told."""
+        """The pools that a job could be sent to at this moment. One that is not configured any more is open
+        for a few at a time: its jobs are another pool's, or have failed, as only their requests tell."""
         known = [pool for pool in self._pools if self._is_open(pool)]
         strange = {job.pool for job in self._waiting.values()} - set(self._pools)
-        return frozenset(known) | strange
+        asked = sum(one.job.pool not in self._pools for one in self._under_way.values())
+        if asked >= self._policy.concurrency:
+            return frozenset(known)
+        return frozenset(known) | {pool for pool in strange if not self._is_paused(pool)}
 
     def _list_rested(self) -> list[Job]:
         """Those that wait and may be started.
@@ -245,12 +248,15 @@ class JobRunner:
         return [job for job in self._waiting.values() if job.job_id not in held]
 
     def _is_open(self, pool: PoolName) -> bool:
-        if self._paused.get(pool, 0.0) > self._clock.now():
+        if self._is_paused(pool):
             return False
         running = sum(one.runs and one.pool == pool for one in self._under_way.values())
         if running >= self._policy.concurrency or self._fleet.availability(pool) is Availability.EMPTY:
             return False
         return self._queues.has_room(pool)
+
+    def _is_paused(self, pool: PoolName) -> bool:
+        return self._paused.get(pool, 0.0) > self._clock.now()
 
     # --- one job ------------------------------------------------------------------------------
 
@@ -318,6 +324,7 @@ class JobRunner:
         one.attempts = await self._count_attempts(one.job)
         arrival, admitted = self._read(one.job, request)
         if isinstance(admitted, Admitted) and not self._move(one, admitted.pool, run_id):
+            self._paused[one.job.pool] = self._clock.now() + PAUSE_S  # no need to read the next one's request
             return None
         one.job = job = await self._store.claim_job(one.job.job_id, one.job.token, self._keeper.seat, run_id)
         if arrival is None or not isinstance(admitted, Admitted):

@@ -125,6 +125,40 @@ async def test_what_a_gateway_had_answered_when_it_died_is_ended_by_another_with
     assert isinstance(await result(other), GiveAnswer)
 
 
+async def test_jobs_of_a_pool_that_is_gone_are_looked_at_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their requests tell which pool is theirs now. While that one has no slot, few requests are read."""
+    gateway = build()
+    journal, sidecar = gateway.sidecar.journal, gateway.sidecar
+    read: list[OperationId] = []
+    reading = journal.read_job_request
+
+    async def read_job_request(job_id: OperationId) -> JobRequest | None:
+        read.append(job_id)
+        return await reading(job_id)
+
+    monkeypatch.setattr(journal, "read_job_request", read_job_request)
+    holds = sidecar.arrivals.arrive(sidecar.build_arrival(), Sent())
+    await let_tasks_run()
+    for number in range(20):
+        await gateway.submit(f"op_j{number}", pool="gone")
+    await gateway.look()
+    await let_tasks_run()
+    assert len(gateway.runner._under_way) == 0
+    assert 1 <= len(read) <= 4
+    before = len(read)
+    await gateway.look()
+    assert len(read) == before
+    sidecar.queues.leave(PoolName("chat"), holds.live.exchange.identity.operation_id)  # type: ignore[union-attr]
+    async with asyncio.timeout(10):
+        while not gateway.envoy.took:
+            await gateway.look()
+            await asyncio.sleep(0.02)
+    assert len(gateway.envoy.took) == 1
+    await gateway.runner.stop(0.0)
+
+
 async def test_a_run_that_never_began_costs_nothing_and_is_made_by_another() -> None:
     journal = MemoryJournal(exclusive=False)
     dead = build(journal, name="dead")

@@ -3,12 +3,13 @@
 import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from envoy_ext.domain import step
 from envoy_ext.domain.answer_keeping import KeepingPolicy
 from envoy_ext.domain.events import DeliveryClosed, LogCause
-from envoy_ext.domain.ids import OperationId
+from envoy_ext.domain.ids import OperationId, PoolName
 from envoy_ext.domain.job import Job, JobBounds, JobCounts
 from envoy_ext.services.job_ends import JobEnds
 from envoy_ext.services.job_requests import JobsPolicy, Submission
@@ -112,15 +113,17 @@ class JobSidecar:
             observer=sidecar.watcher,
         )
 
-    async def submit(self, job: str = "op_j1", **arrival: Any) -> Job:
-        """A job that is taken in."""
-        told = await self.try_submit(job, **arrival)
+    async def submit(self, job: str = "op_j1", pool: str | None = None, **arrival: Any) -> Job:
+        """A job that is taken in; `pool`: where its model was served at that time."""
+        told = await self.try_submit(job, pool, **arrival)
         assert isinstance(told, step.AcceptJob)
         return told.job
 
-    async def try_submit(self, job: str, **arrival: Any) -> step.AcceptJob | Any:
+    async def try_submit(self, job: str, pool: str | None = None, **arrival: Any) -> step.AcceptJob | Any:
         built = self.sidecar.build_arrival(**arrival)
         admitted = self.sidecar.arrivals.admit(built)
+        if pool is not None:
+            admitted = replace(admitted, pool=PoolName(pool))  # type: ignore[type-var]
         return await self.jobs.submit(Submission(built, admitted, OperationId(job), None))  # type: ignore[arg-type]
 
     async def look(self) -> None:
