@@ -16,7 +16,7 @@ from envoy_ext import app as composition
 from envoy_ext.adapters import engines
 from envoy_ext.adapters.ads import AdsHub
 from envoy_ext.config import load_config
-from envoy_ext.observability.metrics import Metrics
+from envoy_ext.observability.fleet_metrics import FleetMetrics
 from envoy_ext.services.capacity import Capacity
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.wiring.fleet import Endpoints
@@ -35,7 +35,7 @@ def divide(parts: Parts) -> None:
         ("endpoints, push", Endpoints, "build"),
         ("endpoints, push", AdsHub, "publish"),
         ("endpoints, push", AdsHub, "_push"),
-        ("own metrics, capacity", Metrics, "note_fleet"),
+        ("own metrics, capacity", FleetMetrics, "note_view"),
         ("own metrics, capacity", Capacity, "note"),
     )
     for part, owner, name in measured:
