@@ -9,8 +9,7 @@ remembered for a while, because what a late frame means depends on how its strea
 that answers before the request is over resets the rest of it with NO_ERROR (8.1), so that no stream of ours
 is ever half-closed (local).
 
-Received DATA counts against the peer's windows until it is taken. Windows are given back in halves, so
-that small messages do not cost a WINDOW_UPDATE each.
+Received DATA counts against the peer's windows until it is taken (`inbound`).
 
 A rule that the peer breaks is a fault: of the stream, which is reset, or of the connection. After the latter
 `receive` reads nothing more, and the output ends with a GOAWAY.
@@ -38,6 +37,7 @@ from envoy_ext.http2.floods import Budget
 from envoy_ext.http2.frames import FrameType, Setting
 from envoy_ext.http2.header_assembly import Block, HeaderAssembly
 from envoy_ext.http2.header_blocks import HeaderReader
+from envoy_ext.http2.inbound import InboundWindows, build_greeting
 from envoy_ext.http2.limits import Limits
 from envoy_ext.http2.outbound import Outbound
 from envoy_ext.http2.stream_ends import How, StreamEnds
@@ -65,26 +65,14 @@ class Connection:
         self._settings_read = False
         self._settings_acknowledged = False
         self._assembly = HeaderAssembly(limits)
-        self._uncredited = 0
-        self._taken = 0
+        self._windows = InboundWindows(limits, self._out)
         self._drain_asked = False
         self._drained_told = False
         self._settings_frames = Budget(limits.settings_frames, "too many frames of settings")
         self._idle_frames = Budget(limits.idle_frames, "too many frames without use")
         self._window_updates = Budget(limits.window_updates, "too many window updates")
         self._rapid_resets = Budget(limits.rapid_resets, "too many streams that were reset at once")
-        self._out.add(
-            frames.build_settings(
-                {
-                    Setting.HEADER_TABLE_SIZE: 0,
-                    Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
-                    Setting.INITIAL_WINDOW_SIZE: limits.stream_window,
-                    Setting.MAX_FRAME_SIZE: limits.max_frame_bytes,
-                    Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-                }
-            )
-        )
-        self._out.add(frames.build_window_update(0, limits.connection_window - frames.DEFAULT_WINDOW))
+        self._out.add(build_greeting(limits))
 
     # --- what the upper layer asks ----------------------------------------------------------------
 
@@ -151,11 +139,7 @@ class Connection:
 
     def take(self, stream: Stream, length: int) -> None:
         """The consumer has taken so many bytes of a stream's DATA: the peer may send as many more."""
-        length = min(length, stream.uncredited - stream.taken)  # with a stream's end all of it was given back
-        self._take_connection(length)
-        stream.taken += length
-        if stream.taken >= self.limits.stream_window >> 1:
-            self._credit(stream)
+        self._windows.take(stream, length)
 
     def begin_drain(self) -> None:
         """Tell the peer that this connection is going to take no more."""
@@ -206,7 +190,7 @@ class Connection:
             at = len(frames.PREFACE)
         streams, events, unpack = self._streams, self._events, frames.unpack_header
         stream_window, connection_window = self.limits.stream_window, self.limits.connection_window
-        max_frame, assembly = self.limits.max_frame_bytes, self._assembly
+        max_frame, assembly, windows = self.limits.max_frame_bytes, self._assembly, self._windows
         while size - at >= 9:
             high, low, kind, flags, stream_id = unpack(data, at)
             length = high << 16 | low
@@ -221,8 +205,8 @@ class Connection:
                 stream = streams.get(stream_id)
                 if stream is not None and not stream.ended_by_peer and stream.body_left is None:
                     stream.uncredited += length
-                    self._uncredited += length
-                    if stream.uncredited <= stream_window and self._uncredited <= connection_window:
+                    windows.uncredited += length
+                    if stream.uncredited <= stream_window and windows.uncredited <= connection_window:
                         ended = flags & 1 == 1
                         if ended:
                             stream.ended_by_peer = True
@@ -230,7 +214,7 @@ class Connection:
                         at = end
                         continue
                     stream.uncredited -= length
-                    self._uncredited -= length
+                    windows.uncredited -= length
             try:
                 self._read_frame(kind, flags, stream_id & frames.LARGEST_STREAM_ID, data[at + 9 : end], now)
             except StreamFault as fault:
@@ -284,20 +268,16 @@ class Connection:
         ended = bool(flags & frames.END_STREAM)
         if not data and not ended:
             self._idle_frames.spend(now)
-        self._uncredited += size
-        if self._uncredited > self.limits.connection_window:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more than the connection's window")
+        self._windows.use(size)
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._take_connection(size)
+            self._windows.give_back(size)
             self._ends.judge_late(stream_id, "DATA")
             return
         if stream.ended_by_peer:
-            self._take_connection(size)
+            self._windows.give_back(size)
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA behind the end of a request")
-        stream.uncredited += size
-        if stream.uncredited > self.limits.stream_window:
-            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "more than the stream's window")
+        self._windows.use_stream(stream, size)
         if stream.body_left is not None:
             stream.body_left -= len(data)
             if stream.body_left < 0 or (ended and stream.body_left):
@@ -308,19 +288,6 @@ class Connection:
             self.take(stream, size - len(data))  # padding is for nobody
         stream.ended_by_peer = ended
         self._events.append(DataReceived(stream, data, ended))
-
-    def _take_connection(self, length: int) -> None:
-        self._taken += length
-        if self._taken >= self.limits.connection_window >> 1:
-            self._out.add(frames.build_window_update(0, self._taken))
-            self._uncredited -= self._taken
-            self._taken = 0
-
-    def _credit(self, stream: Stream) -> None:
-        if not stream.ended_by_peer and not stream.ended_by_us:
-            self._out.add(frames.build_window_update(stream.id, stream.taken))
-        stream.uncredited -= stream.taken
-        stream.taken = 0
 
     # --- headers ------------------------------------------------------------------------------------
 
@@ -453,8 +420,7 @@ class Connection:
     def _close(self, stream: Stream, how: How) -> None:
         del self._streams[stream.id]
         self._out.drop(stream)
-        self._take_connection(stream.uncredited - stream.taken)  # nobody is going to
-        stream.uncredited = stream.taken = 0
+        self._windows.drop(stream)
         self._ends.remember(stream.id, how)
 
     def _fail(self, fault: ConnectionFault) -> None:
@@ -472,7 +438,7 @@ class Connection:
         """What it holds, for tests and people."""
         return {
             "streams": len(self._streams),
-            "uncredited": self._uncredited - self._taken,
+            "uncredited": self._windows.held,
             "buffered": len(self._buffer),
             "remembered": len(self._ends),
         }
