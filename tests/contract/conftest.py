@@ -14,6 +14,8 @@ from envoy_ext.adapters.journal_redis_way import RedisPlace
 from envoy_ext.adapters.journal_sqlite import SqliteJournal
 from envoy_ext.services.guarded_store import GuardedStore
 from tests.support.clock import ManualClock
+from tests.support.losing_relay import LosingRelay
+from tests.support.redis_scripts import EVERY_SCRIPT
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.sidecar import Watcher
 
@@ -92,3 +94,20 @@ async def journal(store: Store) -> ports.Store:
 def archive(journal: ports.Store) -> ports.Archive:
     """The same store, as what it has kept."""
     return journal
+
+
+@pytest.fixture
+async def relay(redis: RedisServer) -> AsyncIterator[LosingRelay]:
+    async with LosingRelay(redis.port) as relay:
+        yield relay
+
+
+@pytest.fixture
+async def behind(redis: RedisServer, relay: LosingRelay, prefix: str) -> AsyncIterator[RedisJournal]:
+    """A journal whose answers can be lost."""
+    opened = await RedisJournal.open(RedisPlace(nodes=(("127.0.0.1", relay.port),)), prefix)
+    with redis.ask() as asked:
+        for script in EVERY_SCRIPT:  # else the first answer is that it does not know them
+            asked.script_load(script.text)
+    yield opened
+    await opened.close()

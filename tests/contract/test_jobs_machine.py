@@ -8,12 +8,9 @@ lost, so that calls are made again. What a gateway knows of a job may be old.
 
 import asyncio
 import itertools
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -27,9 +24,6 @@ from hypothesis.stateful import (
 )
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.adapters.journal_redis import RedisJournal
-from envoy_ext.adapters.journal_redis_way import RedisPlace
-from envoy_ext.adapters.journal_sqlite import SqliteJournal
 from envoy_ext.domain.errors import NotOwner, RunNotOver, SeatLost
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.job import ENDED, UNFINISHED, Job, JobBounds, JobEnd, JobsFull, JobState
@@ -39,8 +33,8 @@ from tests.support.jobs import BODY, NAMED, REQUEST, job_end, new_job
 from tests.support.journals import ANSWER, run_now
 from tests.support.records import START, attempt_started, begun, ended
 from tests.support.redis_server import RedisServer
+from tests.support.store_pairs import StorePairs
 
-PREFIXES = itertools.count(1)
 EVERY = UNFINISHED | ENDED
 ROOM = JobBounds(max_jobs=4, max_bytes=4 * len(BODY))
 GATEWAYS = st.integers(0, 2)
@@ -397,51 +391,21 @@ class AllStores(JobsMachine):
     def __init__(self, redis: RedisServer) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.others: list[list[Store]] = []
-        """The other stores as each gateway has them open."""
-        self.place = RedisPlace(nodes=(("127.0.0.1", redis.port),))
-        self.prefix = f"jobs-{next(PREFIXES)}"
-        self.directory = tempfile.TemporaryDirectory()
-        self.lives = 0
-        self.path.parent.mkdir()
-        self.open()
+        self.others = StorePairs(redis, 3, self.runner.run)
 
     def ask(self, gateway: int, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
         answer = super().ask(gateway, ask)
-        for other in self.others[gateway]:
+        for other in self.others.opened[gateway]:
             assert _answer(self.runner.run, ask(other)) == answer
         return answer
 
-    @property
-    def path(self) -> Path:
-        return Path(self.directory.name) / f"life-{self.lives}" / "journal.db"
-
-    def open(self) -> None:
-        self.others = [[self.runner.run(one) for one in self.list_opens()] for _ in range(3)]
-
-    def list_opens(self) -> list[Coroutine[Any, Any, Store]]:
-        return [
-            SqliteJournal.open(self.path, shared=True),
-            RedisJournal.open(self.place, self.prefix, suffix=lambda: ""),
-        ]
-
-    def close(self) -> None:
-        for one in itertools.chain(*self.others):
-            self.runner.run(one.close())
-
     def teardown(self) -> None:
-        self.close()
+        self.others.end()
         self.runner.close()
-        self.directory.cleanup()
 
     @rule()
     def stop_and_go_on_with_the_disk(self) -> None:
-        before = self.path
-        self.lives += 1
-        # As a kill leaves the files: what was committed last stands in the log beside the database.
-        shutil.copytree(before.parent, self.path.parent)
-        self.close()
-        self.open()
+        self.others.go_on_with_the_disk()
 
     @invariant()
     def all_stores_hold_the_same(self) -> None:

@@ -7,12 +7,6 @@ from typing import Any
 
 import pytest
 
-from envoy_ext.adapters import (
-    journal_redis_archive,
-    journal_redis_jobs,
-    journal_redis_ledger,
-    journal_redis_scripts,
-)
 from envoy_ext.adapters.journal_redis import RedisJournal
 from envoy_ext.adapters.journal_redis_scripts import Script
 from envoy_ext.adapters.journal_redis_way import RedisPlace
@@ -26,17 +20,6 @@ from tests.support.records import START, begun
 from tests.support.redis_server import RedisServer, redis_server
 
 JOB = OperationId("op_1")
-EVERY_SCRIPT = [
-    one
-    for module in (
-        journal_redis_scripts,
-        journal_redis_ledger,
-        journal_redis_archive,
-        journal_redis_jobs,
-    )
-    for one in vars(module).values()
-    if isinstance(one, Script)
-]
 
 
 def at(port: int) -> RedisPlace:
@@ -46,23 +29,6 @@ def at(port: int) -> RedisPlace:
 @pytest.fixture
 async def journal(redis: RedisServer, prefix: str) -> AsyncIterator[RedisJournal]:
     opened = await RedisJournal.open(at(redis.port), prefix)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def relay(redis: RedisServer) -> AsyncIterator[LosingRelay]:
-    async with LosingRelay(redis.port) as relay:
-        yield relay
-
-
-@pytest.fixture
-async def behind(redis: RedisServer, relay: LosingRelay, prefix: str) -> AsyncIterator[RedisJournal]:
-    """A journal whose answers can be lost."""
-    opened = await RedisJournal.open(at(relay.port), prefix)
-    with redis.ask() as asked:
-        for script in EVERY_SCRIPT:  # else the first answer is that it does not know them
-            asked.script_load(script.text)
     yield opened
     await opened.close()
 

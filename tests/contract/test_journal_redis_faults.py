@@ -11,11 +11,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from envoy_ext.adapters import (
-    journal_redis_archive,
-    journal_redis_jobs,
     journal_redis_lane,
-    journal_redis_ledger,
-    journal_redis_scripts,
 )
 from envoy_ext.adapters.journal_redis import RedisJournal
 from envoy_ext.adapters.journal_redis_faults import explain_fault
@@ -33,12 +29,6 @@ from tests.support.records import START, attempt_ended, attempt_started, begun, 
 from tests.support.redis_server import RedisServer, redis_server
 
 SECRET = "s3cret-detail"
-EVERY_SCRIPT = [
-    one
-    for module in (journal_redis_scripts, journal_redis_ledger, journal_redis_archive, journal_redis_jobs)
-    for one in vars(module).values()
-    if isinstance(one, Script)
-]
 OPERATION = OperationId("op_1")
 
 
@@ -76,23 +66,6 @@ async def test_the_kernel_sends_nothing_later_of_what_was_given_up(journal: Redi
 
 
 # --- answers that are lost ------------------------------------------------------------------
-
-
-@pytest.fixture
-async def relay(redis: RedisServer) -> AsyncIterator[LosingRelay]:
-    async with LosingRelay(redis.port) as relay:
-        yield relay
-
-
-@pytest.fixture
-async def behind(redis: RedisServer, relay: LosingRelay, prefix: str) -> AsyncIterator[RedisJournal]:
-    """A journal whose answers can be lost."""
-    opened = await RedisJournal.open(at(relay.port), prefix)
-    with redis.ask() as asked:
-        for script in EVERY_SCRIPT:  # else the first answer is that it does not know them
-            asked.script_load(script.text)
-    yield opened
-    await opened.close()
 
 
 async def test_a_call_whose_answer_is_lost_is_sent_again_and_counts_once(

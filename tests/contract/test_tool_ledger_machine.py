@@ -5,13 +5,9 @@ tool or has not, and every end that is told of it is true, or "unknown".
 """
 
 import asyncio
-import itertools
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -25,9 +21,6 @@ from hypothesis.stateful import (
 )
 
 from envoy_ext.adapters.journal_memory import MemoryJournal
-from envoy_ext.adapters.journal_redis import RedisJournal
-from envoy_ext.adapters.journal_redis_way import RedisPlace
-from envoy_ext.adapters.journal_sqlite import SqliteJournal
 from envoy_ext.domain.ids import AttemptId, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -44,8 +37,8 @@ from envoy_ext.domain.tool_calls import (
 from envoy_ext.ports import Store
 from tests.support.records import START, attempt_ended, attempt_started, begun, ended
 from tests.support.redis_server import RedisServer
+from tests.support.store_pairs import StorePairs
 
-PREFIXES = itertools.count(1)
 LEDGER = OperationId("op_1")
 GATEWAYS = st.integers(0, 1)
 
@@ -72,8 +65,6 @@ class ToolLedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.memory = MemoryJournal(exclusive=False)
-        self.others: list[list[Store]] = []
-        """The other stores as each gateway has them open; empty where there are none."""
         self.operation, self.attempts = LEDGER, 0
         self.newest: AttemptId | None = None
         self.grants: list[Grant] = []
@@ -84,9 +75,13 @@ class ToolLedgerMachine(RuleBasedStateMachine):
     def ask(self, gateway: int, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
         """The answer, which is that of every store."""
         answer = self.runner.run(ask(self.memory))
-        for other in self.others[gateway] if self.others else ():
+        for other in self.list_others(gateway):
             assert self.runner.run(ask(other)) == answer
         return answer
+
+    def list_others(self, gateway: int) -> list[Store]:
+        """The other stores, as a gateway has them open."""
+        return []
 
     @initialize()
     def start(self) -> None:
@@ -206,47 +201,22 @@ class AllStores(ToolLedgerMachine):
 
     def __init__(self, redis: RedisServer) -> None:
         super().__init__()
-        self.place = RedisPlace(nodes=(("127.0.0.1", redis.port),))
-        self.prefix = f"ledger-{next(PREFIXES)}"
-        self.directory = tempfile.TemporaryDirectory()
-        self.lives = 0
-        self.path.parent.mkdir()
-        self.open()
+        self.pairs = StorePairs(redis, 2, self.runner.run)
 
-    @property
-    def path(self) -> Path:
-        return Path(self.directory.name) / f"life-{self.lives}" / "journal.db"
-
-    def open(self) -> None:
-        self.others = [[self.runner.run(one) for one in self.list_opens()] for _ in range(2)]
-
-    def list_opens(self) -> list[Coroutine[Any, Any, Store]]:
-        return [
-            SqliteJournal.open(self.path, shared=True),
-            RedisJournal.open(self.place, self.prefix, suffix=lambda: ""),
-        ]
-
-    def close(self) -> None:
-        for one in itertools.chain(*self.others):
-            self.runner.run(one.close())
+    def list_others(self, gateway: int) -> list[Store]:
+        return self.pairs.opened[gateway]
 
     def teardown(self) -> None:
-        self.close()
+        self.pairs.end()
         super().teardown()
-        self.directory.cleanup()
 
     @rule()
     def stop_and_go_on_with_the_disk(self) -> None:
-        before = self.path
-        self.lives += 1
-        # As a kill leaves the files: what was committed last stands in the log beside the database.
-        shutil.copytree(before.parent, self.path.parent)
-        self.close()
-        self.open()
+        self.pairs.go_on_with_the_disk()
 
     @invariant()
     def the_ledgers_are_alike(self) -> None:
-        for gateway in range(len(self.others)):
+        for gateway in range(2):
             self.ask(gateway, lambda store: store.read_calls(LEDGER))
 
 
