@@ -8,7 +8,6 @@ from bench.simulation.ruled import RuledPolicy
 from bench.simulation.run import Blind, Greedy, Lost, Policy, Setup, Slow, Trouble
 
 LOADS = (0.1, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
-FEW_LOADS = (0.5, 1.0, 2.0)
 MANY, FEW = 1000, 40
 SEEDS = (1, 2, 3)
 FROM, BACK = 80.0, 140.0
@@ -97,7 +96,7 @@ def read_load(scenario: str) -> float:
 
 def list_cases() -> list[Case]:
     """Everything, the most telling first."""
-    cases = [Case("sweep", policy, load, MANY, 1) for load in FEW_LOADS for policy in POLICIES]
+    cases = [Case("sweep", policy, load, MANY, 1) for load in LOADS for policy in POLICIES]
     for seed in SEEDS:
         for policy in POLICIES:
             cases += [Case(scenario, policy, read_load(scenario), FEW, seed) for scenario in TROUBLES]
