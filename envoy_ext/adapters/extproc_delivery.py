@@ -10,7 +10,7 @@ from typing import Any, Final, assert_never
 from envoy_ext.adapters import extproc_codec as codec
 from envoy_ext.adapters import headers as h
 from envoy_ext.adapters.accesslog_codec import read_lost
-from envoy_ext.adapters.extproc_session import Outbox
+from envoy_ext.adapters.extproc_session import ChunkSession, Outbox
 from envoy_ext.adapters.models_codec import build_models_json
 from envoy_ext.adapters.operation_codec import build_job_json, build_operation_json
 from envoy_ext.adapters.request_head_codec import read_head
@@ -29,7 +29,7 @@ from envoy_ext.services.jobs import Jobs, draw_look_again
 _OWN_RESPONSE_HEADERS: Final = (names.REPLAY, names.REFUSAL, h.ENVOY_ATTEMPT_COUNT)
 
 
-class DeliverySession:
+class DeliverySession(ChunkSession):
     """Translates between Envoy's ingress hop and one exchange. Every method runs on the event loop."""
 
     def __init__(
@@ -123,12 +123,28 @@ class DeliverySession:
         self._arrival = None
 
     def _receive_response_body(self, message: Any) -> None:
-        if self._delivery is None:
-            self._outbox.send(codec.build_streamed_body(message.body, message.end_of_stream))
-            return
+        if not message.end_of_stream:
+            data = self.receive_chunk(message.body)
+            if data:
+                self._outbox.send(codec.build_streamed_body(data, end=False))
+        elif self._delivery is None:
+            self._outbox.send(codec.build_streamed_body(message.body, end=True))
+        else:
+            started = perf_counter()
+            self._delivery.receive(ResponseBody(message.body, end=True))
+            self._note_chunk(perf_counter() - started)
+
+    def receive_chunk(self, data: bytes) -> bytes:
+        """Take in a part of the answer; what of it goes to the client."""
+        delivery = self._delivery
+        if delivery is None:
+            return data
         started = perf_counter()
-        self._delivery.receive(ResponseBody(message.body, message.end_of_stream))
+        passed = delivery.pass_chunk(data)
+        if passed is None:
+            delivery.receive(ResponseBody(data, end=False))
         self._note_chunk(perf_counter() - started)
+        return passed or b""
 
     def _receive_response_headers(self, message: Any) -> None:
         if self._delivery is None:

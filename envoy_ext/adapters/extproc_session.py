@@ -5,6 +5,7 @@ transport carries the stream calls `receive` for each message and `closed` once 
 the event loop; the session answers through its `Outbox`, at any time.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 
@@ -30,3 +31,16 @@ class Session(Protocol):
 
     def closed(self) -> None:
         """The stream is over, for whatever reason. Called once."""
+
+
+class ChunkSession(ABC):
+    """A session of a streamed answer: a transport that can tell its chunks from other messages hands them
+    over as bytes."""
+
+    @abstractmethod
+    def receive_chunk(self, data: bytes) -> bytes:
+        """Take in a `response_body` that does not end the body, in place of `receive`.
+
+        Returns the bytes that go to the client, as one streamed body behind all that was sent so far; b""
+        when there are none.
+        """

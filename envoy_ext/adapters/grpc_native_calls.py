@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from envoy_ext.adapters.accesslog import AccessLogSession
-from envoy_ext.adapters.extproc_session import Outbox, Session
+from envoy_ext.adapters.extproc_chunks import build_chunk_head, read_chunk
+from envoy_ext.adapters.extproc_session import ChunkSession, Outbox, Session
 from envoy_ext.adapters.grpc_services import NOT_TRUTHFUL
 from envoy_ext.http2.grpc_calls import Call
 from envoy_ext.http2.grpc_wire import Status
@@ -34,7 +35,7 @@ class Wire(Protocol):
 class ProcessorCall:
     """An ext_proc stream: the session's outbox on one side, the call's handler on the other."""
 
-    __slots__ = ("_call", "_observer", "_session", "_wire")
+    __slots__ = ("_call", "_chunks", "_observer", "_session", "_wire")
 
     def __init__(
         self, call: Call, wire: Wire, build: Callable[[Outbox], Session], observer: Observer
@@ -42,14 +43,23 @@ class ProcessorCall:
         self._call = call
         self._wire = wire
         self._observer = observer
-        self._session = build(self)
+        session = build(self)
+        self._session = session
+        self._chunks = session if isinstance(session, ChunkSession) else None
 
     # --- from Envoy ---------------------------------------------------------------------------
 
     def receive(self, message: bytes) -> None:
         """Feed the session."""
         try:
-            self._session.receive(ProcessingRequest.FromString(message))
+            chunk = None if self._chunks is None else read_chunk(message)
+            if chunk is None or self._chunks is None:
+                self._session.receive(ProcessingRequest.FromString(message))
+                return
+            data = self._chunks.receive_chunk(chunk)
+            if data:
+                self._call.send(data, build_chunk_head(len(data)))
+                self._wire.wake()
         except DecodeError:
             log.warning("message_not_read", extra={"detail": "not of the service's type"})
             self.abort()

@@ -107,7 +107,9 @@ class Delivery:
         """Take in bytes; what of them, and of those held back, may go to the client."""
         inspector = self._inspector()
         held_from = inspector.received - len(self._tail)
-        inspector.feed(data)
+        if inspector.feed(data) and self.state is DeliveryState.RESPONDING:
+            self.released_bytes += len(data)
+            return data
         out = self._cut(data, inspector.boundary - held_from if self.readable else 0)
         self.released_bytes += len(out)
         return out

@@ -9,6 +9,7 @@ from copy import copy
 from enum import StrEnum
 from typing import Final, assert_never
 
+from envoy_ext.domain.alike_events import AlikeEvents
 from envoy_ext.domain.api import ApiFamily
 from envoy_ext.domain.deltas import EventFacts, EventReader, StreamError, get_event_reader
 from envoy_ext.domain.deltas.document import Document
@@ -80,6 +81,7 @@ class Inspector:
 
     __slots__ = (
         "_aborted",
+        "_alike",
         "_choices",
         "_deltas_at_usage",
         "_document",
@@ -109,6 +111,7 @@ class Inspector:
         self._choices = choices
         self._reader: EventReader = get_event_reader(family)
         self._parser = _build_parser(kind, max_event_bytes)
+        self._alike = AlikeEvents()
         self._document = (
             Document(family, min(max_event_bytes, MAX_HELD_BYTES)) if kind is BodyKind.JSON else None
         )
@@ -168,8 +171,14 @@ class Inspector:
         stated = None if self._document is None else self._document.read()
         return self._model_revision if stated is None else stated.model_revision
 
-    def feed(self, data: bytes) -> None:
-        """Read the next bytes of the body, cut anywhere."""
+    def feed(self, data: bytes) -> bool:
+        """Read the next bytes of the body, cut anywhere.
+
+        Returns whether they are whole events, behind whole events, and each says what one before them said:
+        then nothing but counts has changed. False may mean that nobody has looked.
+        """
+        if self._alike.head and self._feed_alike(data):
+            return True
         self._received += len(data)
         if self._document is not None:
             self._document.feed(data)
@@ -177,12 +186,54 @@ class Inspector:
             if data and not self.first_delta_seen:
                 self.first_delta_seen = True
                 self.deltas = 1 if self._kind is BodyKind.JSON else 0
-            return
+            return False
+        whole = self._parser.boundary == self._received - len(data)
+        facts = None
         for event in self._parser.feed(data):
-            self._read_event(event)
+            facts = self._read_event(event)
+        if facts is not None and _is_mere_text(facts) and self._parser.boundary == self._received:
+            self._learn(data, whole, facts)
         if self._parser.overflowed and self.watching:
             self.watching = False
             self.first_delta_seen = True  # the bytes nobody read may be the answer
+        return False
+
+    def _feed_alike(self, data: bytes) -> bool:
+        """The way of most chunks, which parses nothing."""
+        alike, parser = self._alike, self._parser
+        count, facts = alike.count(data), alike.facts
+        if not count or facts is None or parser is None or not parser.skip(len(data)):
+            return False
+        self._received += len(data)
+        self.deltas += count * facts.deltas
+        if facts.model_revision is not None:
+            self._model_revision = facts.model_revision
+        return True
+
+    def _learn(self, data: bytes, whole: bool, facts: EventFacts) -> None:
+        """Keep the frame of the last event of these bytes, behind which nothing follows."""
+        kind, reader = self._kind, self._reader
+        mark = b"\n\n" if kind is BodyKind.SSE else b"\n"
+        begin = data.rfind(mark, 0, -len(mark))
+        if begin >= 0:
+            begin += len(mark)
+        elif whole:
+            begin = 0
+        else:
+            return
+
+        def reread(changed: bytes) -> EventFacts | None:
+            parser = _build_parser(kind, len(changed))
+            if parser is None:
+                return None
+            begun = len(parser.feed(b"\n"))  # within a stream, where a byte order mark means nothing
+            events = parser.feed(changed)
+            if begun or len(events) != 1 or parser.boundary != parser.received:
+                return None
+            payload = _parse(events[0].data)
+            return reader(payload, events[0].event) if isinstance(payload, dict) else None
+
+        self._alike.learn(data[begin:], facts, reread)
 
     def verdict_at_eof(self) -> Verdict:
         """Say what the body amounts to, given that it ended in order.
@@ -241,23 +292,22 @@ class Inspector:
             return True
         return self._finish_count >= max(self._choices, len(self._started), 1)
 
-    def _read_event(self, event: SseEvent) -> None:
+    def _read_event(self, event: SseEvent) -> EventFacts | None:
+        """What it says, None when it is no object."""
         if event.data.strip().startswith(b"[DONE]"):
             self.done_marker = True
-            return
-        try:
-            # Decoded as clients do: bytes that are no UTF-8 become U+FFFD and harm nothing else.
-            payload = json.loads(event.data.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):  # no JSON; an integer too long; nested too deep
-            payload = None
+            return None
+        payload = _parse(event.data)
         if isinstance(payload, dict):
-            self._apply(self._reader(payload, event.event))
-            return
+            facts = self._reader(payload, event.event)
+            self._apply(facts)
+            return facts
         self.malformed_events += 1
         if self._family in _WITHOUT_TERMINAL_MARK and event.data:
             # An unknown API may well answer in something other than JSON objects.
             self.deltas += 1
             self.first_delta_seen = True
+        return None
 
     def _apply(self, facts: EventFacts) -> None:
         if facts.error is not None and self.error is None:
@@ -282,6 +332,23 @@ class Inspector:
         if facts.output_tokens is not None and not (facts.started and len(self._started) > 1):
             self._usage = facts.output_tokens
             self._deltas_at_usage = self.deltas
+
+
+def _parse(data: bytes) -> object:
+    """An event's JSON, None when it is none.
+
+    Decoded as clients do: bytes that are no UTF-8 become U+FFFD and harm nothing else.
+    """
+    try:
+        return json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):  # no JSON; an integer too long; nested too deep
+        return None
+
+
+def _is_mere_text(facts: EventFacts) -> bool:
+    """Whether an event says no more than that there is more to read."""
+    told = facts.finished or facts.aborted or facts.over or facts.error or facts.output_tokens is not None
+    return facts.deltas > 0 and not told
 
 
 def _build_parser(kind: BodyKind, max_event_bytes: int) -> SseParser | NdjsonParser | None:

@@ -34,6 +34,14 @@ class NdjsonParser:
         """Whether a line grew past the limit; from then on `boundary` equals `received`."""
         return self._overflowed
 
+    def skip(self, length: int) -> bool:
+        """Count these bytes, which are whole lines that need no reading; as `SseParser.skip`."""
+        received = self._received
+        if self._boundary != received or length > self._limit or self._overflowed:
+            return False
+        self._received = self._boundary = received + length
+        return True
+
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the lines that these bytes complete."""
         position = self._received

@@ -79,6 +79,19 @@ class SseParser:
         """Whether an event grew past the limit; from then on `boundary` equals `received`."""
         return self._overflowed
 
+    def skip(self, length: int) -> bool:
+        """Count these bytes, which are whole events that need no reading.
+
+        False, and nothing is counted, where they would have to be looked at: within an event, or above the
+        limit.
+        """
+        received = self._received
+        if self._boundary != received or length > self._limit or self._at_start or self._overflowed:
+            return False
+        self._received = self._boundary = received + length
+        self._after_cr = False
+        return True
+
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the events that these bytes complete."""
         position = self._received

@@ -83,15 +83,15 @@ class Call:
         self.untaken = 0
         """Bytes that the client gets no new window for, as long as it reads nothing."""
 
-    def send(self, message: bytes) -> None:
-        """Queue one message; never waits."""
+    def send(self, message: bytes, head: bytes = b"") -> None:
+        """Queue one message; never waits. `head` is the begin of it, for who would have to copy the rest."""
         if self.finished:
             return
         connection, stream = self._calls.connection, self.stream
         if not self._headers_sent:
             self._headers_sent = True
             connection.send_headers(stream, ANSWER_HEADERS)
-        connection.send(stream, pack_prefix(0, len(message)), message)
+        connection.send(stream, pack_prefix(0, len(head) + len(message)) + head, message)
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
         """End the call behind what was sent."""

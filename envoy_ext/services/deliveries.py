@@ -30,6 +30,19 @@ class Delivery:
         """Whether its answer may be kept, for which its headers are wanted."""
         return self.live is not None and self.live.exchange.identity.keeps_answer
 
+    def pass_chunk(self, data: bytes) -> bytes | None:
+        """A chunk that changes nothing but counts: what of it, and of what was held back, goes to the client.
+
+        None, and nothing has happened, when it may change more: then it is for `receive`.
+        """
+        live = self.live
+        if live is None or self.left:
+            return None
+        passed = live.pass_chunk(data)
+        if passed is not None and (attempt_id := live.exchange.released_attempt) is not None:
+            self._note_bytes(attempt_id)
+        return passed
+
     def receive(self, event: Event) -> None:
         """An event of the delivery stream."""
         if isinstance(event, DeliveryClosed):

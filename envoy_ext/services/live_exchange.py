@@ -122,6 +122,18 @@ class LiveExchange:
         self._arm()
         self._forget_if_finished()
 
+    def pass_chunk(self, data: bytes) -> bytes | None:
+        """What `receive` would forward of a chunk of a running answer; None when that is for `receive`.
+
+        No record, note or timer can follow from such a chunk, so none is looked for.
+        """
+        if self._writing or self._trace is not None:
+            return None
+        passed = self.exchange.pass_chunk(data)
+        if passed and self._keeping is not None:
+            self._keeping.note(step.ForwardBody(passed, end=False))
+        return passed
+
     def _expire(self) -> None:
         self._timer_at = None
         try:
