@@ -244,19 +244,27 @@ class ServerCalls:
         call: Call = stream.owner
         handler = call.handler
         if handler is not None and not call.finished:
-            try:
-                for message in call.messages.read(data):
-                    handler.receive(message)
-                    if call.finished:
-                        break
-            except CallFault as fault:
-                call.finish(fault.status, fault.detail)
+            whole = call.messages.read_one(data)
+            if whole is not None:
+                handler.receive(whole)
+            else:
+                self._read_messages(call, handler, data)
         if stream.pending is None:
             self.connection.take(stream, len(data))
         else:
             call.untaken += len(data)
         if event.ended:
             self._half_close(call)
+
+    def _read_messages(self, call: Call, handler: CallHandler, data: bytes) -> None:
+        """A part of a message, or several."""
+        try:
+            for message in call.messages.read(data):
+                handler.receive(message)
+                if call.finished:
+                    break
+        except CallFault as fault:
+            call.finish(fault.status, fault.detail)
 
     def _half_close(self, call: Call) -> None:
         if call.handler is None or call.finished:

@@ -31,6 +31,15 @@ class Messages:
         """Whether no message is begun."""
         return not self._parts
 
+    def read_one(self, data: bytes) -> bytes | None:
+        """The message that these bytes are, when they are one and nothing else; None: they are for `read`."""
+        if self._parts or len(data) < PREFIX_BYTES:
+            return None
+        flag, length = _unpack(data)
+        if flag or length != len(data) - PREFIX_BYTES or length > self._largest:
+            return None
+        return data[PREFIX_BYTES:]
+
     def read(self, data: bytes) -> Iterator[bytes]:
         """Messages that are whole with this.
 

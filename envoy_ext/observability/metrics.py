@@ -51,6 +51,7 @@ from envoy_ext.observability.admission_metrics import AdmissionMetrics
 from envoy_ext.observability.fleet_metrics import FleetMetrics
 from envoy_ext.observability.job_metrics import JobMetrics
 from envoy_ext.observability.journal_metrics import JournalMetrics
+from envoy_ext.observability.quick_histogram import QuickHistogram
 from envoy_ext.observability.tool_metrics import ToolMetrics
 
 _TTFT_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
@@ -158,7 +159,7 @@ class Metrics:
             registry=registry,
             buckets=_TTFT_S,
         )
-        self.chunk = Histogram(
+        self.chunk = QuickHistogram(
             "envoy_ext_chunk_seconds",
             "Time a response chunk spends in the sidecar.",
             registry=registry,
@@ -227,10 +228,6 @@ class Metrics:
     def note_callers_file(self, *, in_force: bool) -> None:
         """The file of callers was read again."""
         self.callers_file_in_force.set(in_force)
-
-    def note_chunk(self, seconds: float) -> None:
-        """A response chunk was in our hands for this long."""
-        self.chunk.observe(seconds)
 
     def move_inflight(self, pool: PoolName, before: Phase | None, after: Phase | None) -> None:
         """An exchange went from one phase to another; None and the ended phases are "not in flight"."""

@@ -84,7 +84,7 @@ def build_grpc(
     aborts = {pool: call for pool, call in calls.items() if call is not None}
 
     def delivery(outbox: Outbox) -> DeliverySession:
-        return DeliverySession(arrivals, outbox, mint_request_id, metrics.note_chunk)
+        return DeliverySession(arrivals, outbox, mint_request_id, metrics.chunk.observe)
 
     limits = config.tools
     tool = None
@@ -97,7 +97,7 @@ def build_grpc(
     if runs is not None:
 
         def run(outbox: Outbox) -> RunSession:
-            return RunSession(runs, arrivals, outbox, mint_request_id, metrics.note_chunk)
+            return RunSession(runs, arrivals, outbox, mint_request_id, metrics.chunk.observe)
 
     services = Services(
         tool=tool,

@@ -113,7 +113,7 @@ def note_everything(metrics: Metrics, observer: MetricsObserver) -> None:
     observer.note(ToolCallEnded("mail", CallState.RECORDED, False, OperationId("op_1"), CallId("call_1")))
     metrics.admission.note_refusal("", "invalid_request")
     metrics.fleet.note_abort(CHAT, "asked")
-    metrics.note_chunk(0.0001)
+    metrics.chunk.observe(0.0001)
 
 
 FLEETS_OWN = (
@@ -203,7 +203,7 @@ def test_ends_and_replays_are_counted_by_their_words(metrics: Metrics, observer:
 
 def test_times_go_into_histograms_in_seconds(metrics: Metrics, observer: MetricsObserver) -> None:
     observer.note(FirstDelta(CHAT, 0.3))
-    metrics.note_chunk(30e-6)
+    metrics.chunk.observe(30e-6)
     observer.note_journal(0.004, failed=False)
     assert value(metrics, "envoy_ext_ttft_seconds_sum") == pytest.approx(0.3)
     assert value(metrics, "envoy_ext_ttft_seconds_bucket", le="0.25") == 0
