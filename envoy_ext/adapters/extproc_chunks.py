@@ -18,21 +18,21 @@ _REQUEST_FIELDS: Final = (1, 5)
 _RESPONSE_FIELDS: Final = (1, 3, 3, 1, 4)
 """From the inside to the outside."""
 
+_NO_METADATA: Final = b"\x42\x00"
+"""`ProcessingRequest.metadata_context`, 8, with nothing in it: Envoy 1.40 writes it behind each message."""
+
 _request_heads: dict[int, bytes | None] = {}
 _response_heads: dict[int, bytes] = {}
 
 
 def read_chunk(message: bytes) -> bytes | None:
     """The body of a `ProcessingRequest` that is a `response_body` which does not end; None for any other."""
-    size = len(message)
-    head = _request_heads.get(size)
-    if head is None:
-        if size > MAX_CHUNK_BYTES or size in _request_heads:
-            return None
-        head = _request_heads[size] = _find_request_head(size)
-        if head is None:
-            return None
-    return message[len(head) :] if message.startswith(head) else None
+    if message.endswith(_NO_METADATA):
+        head = _get_request_head(len(message) - len(_NO_METADATA))
+        if head is not None and message.startswith(head):
+            return message[len(head) : -len(_NO_METADATA)]
+    head = _get_request_head(len(message))
+    return message[len(head) :] if head is not None and message.startswith(head) else None
 
 
 def build_chunk_head(size: int) -> bytes:
@@ -45,6 +45,13 @@ def build_chunk_head(size: int) -> bytes:
         head = _build_head(size, _RESPONSE_FIELDS)
         if size <= MAX_CHUNK_BYTES:
             _response_heads[size] = head
+    return head
+
+
+def _get_request_head(size: int) -> bytes | None:
+    head = _request_heads.get(size)
+    if head is None and size <= MAX_CHUNK_BYTES and size not in _request_heads:
+        head = _request_heads[size] = _find_request_head(size)
     return head
 
 

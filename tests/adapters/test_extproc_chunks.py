@@ -13,6 +13,9 @@ SIZES = sorted(
 )
 
 
+NO_METADATA = b"\x42\x00"
+
+
 def build_request(body: bytes, end: bool = False) -> bytes:
     request = ProcessingRequest()
     request.response_body.body = body
@@ -26,6 +29,9 @@ def test_every_size(size: int) -> None:
     message = build_request(body)
     assert read_chunk(message) == (body if size > 0 and len(message) <= MAX_CHUNK_BYTES else None)
     assert read_chunk(build_request(body, end=True)) is None
+    assert read_chunk(message + NO_METADATA) == (
+        body if size > 0 and len(message) <= MAX_CHUNK_BYTES else None
+    )
     if size:
         assert build_chunk_head(size) + body == build_streamed_body(body, end=False).SerializeToString()
 
@@ -53,9 +59,16 @@ def test_what_is_read_is_what_protobuf_reads(data: st.DataObject) -> None:
     wrong = draw(st.sampled_from([0, 0, 0, 1, -1]))
     outer = bytes([draw(st.sampled_from([0x2A, 0x2A, 0x2A, 0x22, 0x1A]))])
     message = outer + varint(max(0, len(inner) + wrong), draw(st.sampled_from([0, 0, 0, 1]))) + inner
-    message += draw(st.sampled_from([b"", b"", b"\x50\x01", b"\x00", inner]))
+    endings = [b"", b"", NO_METADATA, NO_METADATA, NO_METADATA * 2, b"\x42\x01", b"\x50\x01", b"\x00", inner]
+    message += draw(st.sampled_from(endings))
     chunk = read_chunk(message)
     if chunk is not None:
         parsed = ProcessingRequest.FromString(message)
         assert parsed.WhichOneof("request") == "response_body"
+        parsed.ClearField("metadata_context")
         assert parsed == ProcessingRequest.FromString(build_request(chunk))
+
+
+def test_a_body_that_ends_as_empty_metadata_does() -> None:
+    assert read_chunk(build_request(b"a" + NO_METADATA)) == b"a" + NO_METADATA
+    assert read_chunk(build_request(b"a" + NO_METADATA) + NO_METADATA) == b"a" + NO_METADATA
