@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -34,8 +35,6 @@ from envoy_ext.http2.grpc_wire import Status
 from envoy_ext.http2.header_blocks import RequestHeaders
 from envoy_ext.http2.limits import Limits
 
-HELLO_S: Final = 10.0
-"""How long a client may take to say that it speaks HTTP/2."""
 DRAIN_ANSWER_S: Final = 1.0
 """How long a client may take to answer the first step of a drain."""
 LAST_BYTES_S: Final = 2.0
@@ -57,6 +56,7 @@ class NativeServer:
         self.services = services
         self.health = Health()
         self.limits = limits or Limits()
+        """What a connection may cost; at a Unix socket nobody is asked by PING."""
         self._server: asyncio.Server | None = None
         self._file: tuple[Path, int] | None = None
         """The socket's file and its inode: another server may have put its own in the same place."""
@@ -89,6 +89,8 @@ class NativeServer:
             self._server = await loop.create_server(self._accept, host.strip("[]"), int(port))
             self.health.set(True)
             return int(self._server.sockets[0].getsockname()[1])
+        # The kernel tells of each end of such a peer; a silent one may come back to its streams.
+        self.limits = replace(self.limits, ping_after_s=None)
         path = Path(address.removeprefix(_UNIX))
         if is_listened_at(str(path)):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
@@ -154,8 +156,9 @@ class _Connection(asyncio.Protocol):
         """Bytes are being read: what is to be sent goes out behind that."""
         self._planned = False
         self._closing = False
-        self._hello: asyncio.TimerHandle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._due: float | None = None
+        """When the timer was meant to fire: what it says of itself is rounded."""
+        self._timer: asyncio.TimerHandle | None = None
 
     # --- the transport ------------------------------------------------------------------------
 
@@ -166,7 +169,7 @@ class _Connection(asyncio.Protocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        self._hello = self._loop.call_later(HELLO_S, self._give_up_silence)
+        self.calls.begin(self._loop.time())
         self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -190,7 +193,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closing = True
-        self._cancel_timers()
+        self._cancel_timer()
         self._server.remove(self)
         self.calls.close_all(self._loop.time())
 
@@ -225,18 +228,23 @@ class _Connection(asyncio.Protocol):
             self._watch_deadlines()
 
     def _watch_deadlines(self) -> None:
-        due, timer = self.calls.next_deadline(), self._deadline
-        if timer is not None and timer.when() != due:
-            timer.cancel()
-            timer = self._deadline = None
-        if due is not None and timer is None:
-            self._deadline = self._loop.call_at(due, self._expire)
+        due = self.calls.next_deadline()
+        if due != self._due:
+            self._cancel_timer()
+            if due is not None:
+                self._due, self._timer = due, self._loop.call_at(due, self._expire)
 
     def _expire(self) -> None:
-        self._deadline = None
+        due = self._due or 0.0
+        self._due = self._timer = None
         # A timer may fire a tick of the clock before its time.
-        self.calls.expire(max(self._loop.time(), self.calls.next_deadline() or 0.0))
+        self.calls.expire(max(self._loop.time(), due))
         self._flush()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = self._timer = None
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -264,7 +272,7 @@ class _Connection(asyncio.Protocol):
         if self._closing or self._transport is None:
             return
         self._closing = True
-        self._cancel_timers()
+        self._cancel_timer()
         self._transport.close()
         self._loop.call_later(LAST_BYTES_S, self._transport.abort)
 
@@ -273,15 +281,6 @@ class _Connection(asyncio.Protocol):
         self._services.observer.note_bug("native transport", error)
         if self._transport is not None:
             self._transport.abort()
-
-    def _give_up_silence(self) -> None:
-        if not self.calls.connection.is_ready and self._transport is not None:
-            self._transport.abort()
-
-    def _cancel_timers(self) -> None:
-        for timer in (self._hello, self._deadline):
-            if timer is not None:
-                timer.cancel()
 
     # --- calls --------------------------------------------------------------------------------
 

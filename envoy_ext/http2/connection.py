@@ -40,10 +40,12 @@ from envoy_ext.http2.header_blocks import HeaderReader
 from envoy_ext.http2.inbound import InboundWindows, build_greeting
 from envoy_ext.http2.limits import Limits
 from envoy_ext.http2.outbound import Outbound
+from envoy_ext.http2.patience import Patience
 from envoy_ext.http2.stream_ends import How, StreamEnds
 from envoy_ext.http2.streams import Stream
 
 _DRAIN_PING: Final = b"draining"
+_ASKING_PING: Final = b"is there"
 
 
 class Connection:
@@ -65,6 +67,7 @@ class Connection:
         self._settings_read = False
         self._settings_acknowledged = False
         self._assembly = HeaderAssembly(limits)
+        self._patience = Patience(limits)
         self._windows = InboundWindows(limits, self._out)
         self._drain_asked = False
         self._drained_told = False
@@ -155,12 +158,36 @@ class Connection:
             self._out.add(frames.build_goaway(self._ends.last_stream, ErrorCode.NO_ERROR))
             self._settle()
 
+    # --- time ---------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """The peer can read what is sent. From here on it is expected to say something."""
+        self._patience.begin(now)
+
+    @property
+    def due(self) -> float | None:
+        """When `expire` has something to do."""
+        return self._patience.due
+
+    def expire(self, now: float) -> None:
+        """Ask a peer that is silent, or give it up."""
+        if self.failed:
+            return
+        try:
+            if self._patience.expire(
+                now, is_ready=self._settings_read, is_acknowledged=self._settings_acknowledged
+            ):
+                self._out.add(frames.build_ping(_ASKING_PING, ack=False))
+        except ConnectionFault as fault:
+            self._fail(fault)
+
     # --- what the peer sends ------------------------------------------------------------------------
 
     def receive(self, data: bytes, now: float) -> None:
         """Take in bytes, split anywhere. `now` is any clock's, in seconds: budgets refill by it."""
         if self.failed:
             return
+        self._patience.heard_at = now
         buffer = self._buffer
         if buffer:
             buffer += data
@@ -425,6 +452,7 @@ class Connection:
 
     def _fail(self, fault: ConnectionFault) -> None:
         self.failed = True
+        self._patience.due = None
         self._buffer.clear()
         self._out.add(frames.build_goaway(self._ends.last_stream, fault.code, fault.detail))
         for stream in self.streams:

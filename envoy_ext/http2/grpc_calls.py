@@ -151,16 +151,25 @@ class ServerCalls:
         """Whether the transport takes more."""
         self.connection.set_writable(writable)
 
+    def begin(self, now: float) -> None:
+        """The transport is there. Without this the client may be silent for ever."""
+        self.connection.begin(now)
+
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""
+        due, call = self.connection.due, self._next_call_deadline()
+        return due if call is None or (due is not None and due < call) else call
+
+    def _next_call_deadline(self) -> float | None:
         waiting = self._deadlines
         while waiting and waiting[0][2].handler is None:
             heapq.heappop(waiting)
         return waiting[0][0] if waiting else None
 
     def expire(self, now: float) -> None:
-        """End calls whose time is up."""
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
+        """End calls whose time is up, and the connection of a client that is silent for too long."""
+        self.connection.expire(now)
+        while (deadline := self._next_call_deadline()) is not None and deadline <= now:
             _, _, call = heapq.heappop(self._deadlines)
             call.finish(Status.DEADLINE_EXCEEDED, "the call's time is up")
             if call.stream.is_backed_up:  # it would wait behind what nobody reads

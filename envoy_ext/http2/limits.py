@@ -44,3 +44,15 @@ class Limits:
     rapid_resets: int = 20_000
     """Streams that a peer opens and resets before it has been answered, at once and a second: the clients of
     thousands of waiting requests may leave together."""
+    hello_s: float = 10.0
+    """From the connect to the peer's SETTINGS. gRPC's own server waits for 120 s, for networks; here the peer
+    is on the same host."""
+    settings_ack_s: float = 60.0
+    """From the connect to the acknowledgement of our SETTINGS. An Envoy reads them within milliseconds. It
+    is a minute for one that is stopped in between, which has streams already and costs little."""
+    ping_after_s: float | None = 60.0
+    """A peer that has said nothing for so long is asked whether it is there; None: never."""
+    ping_answer_s: float = 180.0
+    """How long it may then go on to say nothing. gRPC's own 20 s would end all streams of an Envoy that is
+    stopped for half a minute (a debugger, a machine that moves, memory that is swapped), or so busy; what a
+    dead one costs in three minutes is memory within these limits."""

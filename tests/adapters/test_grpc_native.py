@@ -23,6 +23,7 @@ from envoy_ext.adapters.grpc_native import NativeServer
 from envoy_ext.adapters.grpc_services import PROCESS, STREAM_ACCESS_LOGS
 from envoy_ext.domain import names
 from envoy_ext.http2.connection import Connection
+from envoy_ext.http2.limits import Limits
 from tests.support import http2_client as client
 from tests.support.transports import WAIT_S, Served, build_request, connect, open_stream, read_body, serve
 
@@ -152,24 +153,56 @@ async def test_a_place_that_is_taken_over_tcp(served: Served) -> None:
     await second.stop(0)
 
 
-async def test_a_client_that_says_nothing_is_let_go(
-    served: Served, monkeypatch: pytest.MonkeyPatch, dial: Dial
-) -> None:
-    monkeypatch.setattr(grpc_native, "HELLO_S", 0.05)
+def hurry(served: Served, **waits: float | None) -> None:
+    """Other times for those who connect from here on."""
+    server_of(served).limits = replace(server_of(served).limits, **waits)  # type: ignore[arg-type]
+
+
+async def test_a_client_that_says_nothing_is_let_go(served: Served, dial: Dial) -> None:
+    hurry(served, hello_s=0.05)
     silent = await dial(served)
-    assert [one.kind for one in await silent.read_to_end()] == [client.SETTINGS, client.WINDOW_UPDATE]
+    said = await silent.read_to_end()
+    assert [one.kind for one in said] == [client.SETTINGS, client.WINDOW_UPDATE, client.GOAWAY]
 
 
-async def test_a_client_that_has_said_hello_may_be_silent(
-    served: Served, monkeypatch: pytest.MonkeyPatch, dial: Dial
-) -> None:
-    monkeypatch.setattr(grpc_native, "HELLO_S", 0.05)
+async def test_a_client_that_has_said_hello_may_be_silent(served: Served, dial: Dial) -> None:
+    """At a Unix socket nobody is asked whether it is there."""
+    assert server_of(served).limits.ping_after_s is None
+    hurry(served, hello_s=0.05, settings_ack_s=0.06)
     quiet = await dial(served)
-    quiet.say(client.HELLO)
+    quiet.say(client.HELLO, client.frame(client.SETTINGS, client.ACK, 0))
     await quiet.read_until(client.SETTINGS)
     await asyncio.sleep(0.2)
     quiet.say(client.ping())
     await quiet.read_until(client.PING)
+
+
+async def test_a_client_that_never_acknowledges_our_settings_is_let_go(served: Served, dial: Dial) -> None:
+    hurry(served, hello_s=0.02, settings_ack_s=0.05)
+    rude = await dial(served)
+    rude.say(client.HELLO, client.headers(1, STREAM))
+    last = (await rude.read_to_end())[-1]
+    assert (last.kind, last.payload[4:8]) == (client.GOAWAY, b"\x00\x00\x00\x04")
+    async with asyncio.timeout(WAIT_S):
+        await served.sessions[0].over.wait()
+
+
+async def test_a_client_over_tcp_is_asked_whether_it_is_there(served: Served) -> None:
+    """It answers the first time; then it is gone without a word, and its streams end."""
+    limits = Limits(hello_s=0.02, settings_ack_s=0.02, ping_after_s=0.02, ping_answer_s=0.5)
+    other = NativeServer(server_of(served).services, limits)
+    port = await other.start("127.0.0.1:0")
+    one = RawClient(*await asyncio.open_connection("127.0.0.1", port))
+    one.say(client.HELLO, client.frame(client.SETTINGS, client.ACK, 0), client.headers(1, STREAM))
+    asked = (await one.read_until(client.PING))[-1]
+    one.say(client.ping(asked.payload, client.ACK))
+    assert (await one.read_until(client.PING))[-1] == asked
+    last = (await one.read_to_end())[-1]
+    assert (last.kind, last.payload[4:8]) == (client.GOAWAY, bytes(4))
+    async with asyncio.timeout(WAIT_S):
+        await served.sessions[0].over.wait()
+    one.writer.close()
+    await other.stop(0)
 
 
 async def test_a_client_that_breaks_a_rule_is_told_and_let_go(
