@@ -75,6 +75,7 @@ class Connection:
         self._idle_frames = Budget(limits.idle_frames, "too many frames without use")
         self._window_updates = Budget(limits.window_updates, "too many window updates")
         self._rapid_resets = Budget(limits.rapid_resets, "too many streams that were reset at once")
+        self._refusals = Budget(limits.refusals, "too many streams that had to be reset")
         self._out.add(build_greeting(limits))
 
     # --- what the upper layer asks ----------------------------------------------------------------
@@ -196,6 +197,7 @@ class Connection:
             data = bytes(buffer)
             buffer.clear()
         try:
+            self._out.check_unread()
             read = self._read(data, now)
         except ConnectionFault as fault:
             self._fail(fault)
@@ -245,7 +247,7 @@ class Connection:
             try:
                 self._read_frame(kind, flags, stream_id & frames.LARGEST_STREAM_ID, data[at + 9 : end], now)
             except StreamFault as fault:
-                self._refuse(fault)
+                self._refuse(fault, now)
             at = end
         self._needed = 9
         return at
@@ -419,9 +421,10 @@ class Connection:
 
     # --- ends ---------------------------------------------------------------------------------------
 
-    def _refuse(self, fault: StreamFault) -> None:
+    def _refuse(self, fault: StreamFault, now: float) -> None:
         if fault.stream_id > self._ends.last_stream:  # no RST_STREAM on a stream that is idle (6.4)
             raise ConnectionFault(fault.code, fault.detail)
+        self._refusals.spend(now)
         self._out.answer(frames.build_rst_stream(fault.stream_id, fault.code))
         stream = self._streams.get(fault.stream_id)
         if stream is None:

@@ -31,6 +31,9 @@ class Limits:
     """The same over all streams: those of 2,048 clients that take nothing, while others go on."""
     max_unsent_answers: int = 1_000
     """Acknowledgements and refusals that wait for a peer which reads nothing; nghttp2's number."""
+    max_unread_frames: int = 100_000
+    """Frames of ours of any kind but DATA that wait for such a peer: the ends of as many streams as there may
+    be. An Envoy that is stopped sends nothing meanwhile, and is not asked."""
     output_batch_bytes: int = 256 << 10
     """DATA that is handed to a transport before it may say that it is full."""
     settings_frames: int = 20
@@ -44,6 +47,9 @@ class Limits:
     rapid_resets: int = 20_000
     """Streams that a peer opens and resets before it has been answered, at once and a second: the clients of
     thousands of waiting requests may leave together."""
+    refusals: int = 20_000
+    """Streams that have to be reset for what the peer did on them, at once and a second: the same by other
+    means (CVE-2025-8671)."""
     hello_s: float = 10.0
     """From the connect to the peer's SETTINGS. gRPC's own server waits for 120 s, for networks; here the peer
     is on the same host."""

@@ -25,6 +25,7 @@ class Outbound:
         "_ended",
         "_limits",
         "_line",
+        "_unread",
         "_unsent_answers",
         "_writable",
         "initial_window",
@@ -40,6 +41,7 @@ class Outbound:
         self._drained: list[Stream] = []
         self._ended: list[Stream] = []
         self._unsent_answers = 0
+        self._unread = 0
         self._writable = True
         self.window = frames.DEFAULT_WINDOW
         self.initial_window = frames.DEFAULT_WINDOW
@@ -49,6 +51,8 @@ class Outbound:
 
     def add(self, frame: bytes) -> None:
         """A frame that waits for nothing."""
+        if not self._writable:
+            self._unread += 1
         self._chunks.append(frame)
 
     def answer(self, frame: bytes) -> None:
@@ -62,6 +66,15 @@ class Outbound:
             if self._unsent_answers > self._limits.max_unsent_answers:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many answers that nobody reads")
         self._chunks.append(frame)
+
+    def check_unread(self) -> None:
+        """Look at all that was added for a peer which reads nothing, and goes on to send.
+
+        Raises:
+            ConnectionFault: it is too much.
+        """
+        if self._unread > self._limits.max_unread_frames:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that nobody reads")
 
     # --- a stream's answer --------------------------------------------------------------------
 
@@ -104,7 +117,7 @@ class Outbound:
 
     def _end_now(self, stream: Stream) -> None:
         assert stream.trailers is not None
-        self._chunks.append(frames.build_headers(stream.id, stream.trailers, end=True))
+        self.add(frames.build_headers(stream.id, stream.trailers, end=True))
         stream.trailers = None
         stream.ended_by_us = True
         self._ended.append(stream)
@@ -134,7 +147,7 @@ class Outbound:
         """Whether the transport takes more."""
         self._writable = writable
         if writable:
-            self._unsent_answers = 0
+            self._unsent_answers = self._unread = 0
 
     # --- to the transport ---------------------------------------------------------------------
 
