@@ -1,1 +1,1 @@
-"""Every figure of the hot path against its baseline, side by side in one run: `python -m bench.performance`."""
+"""Every figure of the hot path against its baseline, side by side in one run."""

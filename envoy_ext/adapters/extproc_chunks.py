@@ -12,7 +12,7 @@ the shortest form) is for the protobuf parser. Field numbers: `ProcessingRequest
 from typing import Final
 
 MAX_CHUNK_BYTES: Final = 1 << 14
-"""Larger ones are rare, and cost more elsewhere; heads are kept for each size up to here."""
+"""Larger ones are rare, and cost more elsewhere; what is kept for each size is kept up to here."""
 
 _REQUEST_FIELDS: Final = (1, 5)
 _RESPONSE_FIELDS: Final = (1, 3, 3, 1, 4)
@@ -22,7 +22,6 @@ _NO_METADATA: Final = b"\x42\x00"
 """`ProcessingRequest.metadata_context`, 8, with nothing in it: Envoy 1.40 writes it behind each message."""
 
 _request_heads: dict[int, bytes | None] = {}
-_response_heads: dict[int, bytes] = {}
 
 
 def read_chunk(message: bytes) -> bytes | None:
@@ -40,12 +39,7 @@ def build_chunk_head(size: int) -> bytes:
 
     It tells no end of the body.
     """
-    head = _response_heads.get(size)
-    if head is None:
-        head = _build_head(size, _RESPONSE_FIELDS)
-        if size <= MAX_CHUNK_BYTES:
-            _response_heads[size] = head
-    return head
+    return _build_head(size, _RESPONSE_FIELDS)
 
 
 def _get_request_head(size: int) -> bytes | None:

@@ -140,7 +140,7 @@ class DeliverySession(ChunkSession):
         if delivery is None:
             return data
         started = perf_counter()
-        passed = delivery.pass_chunk(data)
+        passed = delivery.pass_chunk(data, started)
         if passed is None:
             delivery.receive(ResponseBody(data, end=False))
         self._note_chunk(perf_counter() - started)

@@ -12,10 +12,11 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from envoy_ext.adapters.accesslog import AccessLogSession
-from envoy_ext.adapters.extproc_chunks import build_chunk_head, read_chunk
+from envoy_ext.adapters.extproc_chunks import MAX_CHUNK_BYTES, build_chunk_head, read_chunk
 from envoy_ext.adapters.extproc_session import ChunkSession, Outbox, Session
 from envoy_ext.adapters.grpc_services import NOT_TRUTHFUL
 from envoy_ext.http2.grpc_calls import Call
+from envoy_ext.http2.grpc_messages import pack_prefix
 from envoy_ext.http2.grpc_wire import Status
 from envoy_ext.ports import Observer
 
@@ -23,6 +24,18 @@ NOT_OF_ITS_TYPE: Final = "a message that is not of the service's type"
 _ONE_MESSAGE: Final = "the method takes one message"
 
 log = logging.getLogger("envoy_ext")
+
+
+_heads: dict[int, bytes] = {}
+"""What stands before a chunk of each size: the prefix of a gRPC message, and the begin of its protobuf."""
+
+
+def _build_head(size: int) -> bytes:
+    head = build_chunk_head(size)
+    head = pack_prefix(0, len(head) + size) + head
+    if size <= MAX_CHUNK_BYTES:
+        _heads[size] = head
+    return head
 
 
 class Wire(Protocol):
@@ -58,7 +71,8 @@ class ProcessorCall:
                 return
             data = self._chunks.receive_chunk(chunk)
             if data:
-                self._call.send(data, build_chunk_head(len(data)))
+                size = len(data)
+                self._call.send_parts(_heads.get(size) or _build_head(size), data)
                 self._wire.wake()
         except DecodeError:
             log.warning("message_not_read", extra={"detail": "not of the service's type"})

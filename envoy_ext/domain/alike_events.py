@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from envoy_ext.domain.deltas import EventFacts
+from envoy_ext.domain.deltas.facts import NOTHING
 
 _TEXT: Final = rb'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++'
 """Possessive: what does not match is not tried in another way."""
@@ -41,7 +42,7 @@ class AlikeEvents:
         self.head = b""
         """What stands before the word, with its opening quote; b"" while nothing is known."""
         self.tail = b""
-        self.facts: EventFacts | None = None
+        self.facts = NOTHING
         """What each such event says."""
         self._hits = 0
         self._wait = 1
@@ -49,12 +50,16 @@ class AlikeEvents:
 
     def count(self, data: bytes) -> int:
         """How many such events these bytes are, as a whole; 0 when there is anything else among them."""
-        head, tail, at, size, count = self.head, self.tail, 0, len(data), 0
+        head, tail, at, count = self.head, self.tail, 0, 0
+        skip, size = len(head), len(data)
         while data.startswith(head, at):
-            text = _match_text(data, at + len(head))
-            if text is None or not data.startswith(tail, text.end()):
-                break
-            at = text.end() + len(tail)
+            text = _match_text(data, at + skip)
+            if text is None:
+                return 0
+            at = text.end()
+            if not data.startswith(tail, at):
+                return 0
+            at += len(tail)
             count += 1
             if at == size:
                 self._hits += count

@@ -107,12 +107,21 @@ class Delivery:
         """Take in bytes; what of them, and of those held back, may go to the client."""
         inspector = self._inspector()
         held_from = inspector.received - len(self._tail)
-        if inspector.feed(data) and self.state is DeliveryState.RESPONDING:
-            self.released_bytes += len(data)
-            return data
+        inspector.feed(data)
         out = self._cut(data, inspector.boundary - held_from if self.readable else 0)
         self.released_bytes += len(out)
         return out
+
+    def pass_alike(self, data: bytes) -> bool:
+        """Whether bytes of an open answer were let out unread: whole events like one that was read.
+
+        Behind a whole event nothing is held back.
+        """
+        inspector = self.inspector
+        if inspector is None or not inspector.feed_alike(data):
+            return False
+        self.released_bytes += len(data)
+        return True
 
     def take_tail(self) -> bytes:
         """The bytes of the half event that was held back: they go out as they are."""

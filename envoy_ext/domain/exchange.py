@@ -167,9 +167,12 @@ class Exchange:
         In mid-answer a chunk brings no evidence of an end and moves no deadline. None, with nothing changed,
         where it may: before the answer is open, behind its end, and while a broken one waits to be cut.
         """
-        if self._delivery.state is not DeliveryState.RESPONDING or self._client.inject_at is not None:
+        delivery = self._delivery
+        if delivery.state is not DeliveryState.RESPONDING or self._client.inject_at is not None:
             return None
-        return self._delivery.take(data)
+        if delivery.pass_alike(data):
+            return data
+        return delivery.take(data)
 
     def renew(self, attempt_id: AttemptId, token: FencingToken, now: float) -> bool:
         """Whether the worker of an attempt may go on for another time to live. A refusal is final."""

@@ -171,14 +171,10 @@ class Inspector:
         stated = None if self._document is None else self._document.read()
         return self._model_revision if stated is None else stated.model_revision
 
-    def feed(self, data: bytes) -> bool:
-        """Read the next bytes of the body, cut anywhere.
-
-        Returns whether they are whole events, behind whole events, and each says what one before them said:
-        then nothing but counts has changed. False may mean that nobody has looked.
-        """
-        if self._alike.head and self._feed_alike(data):
-            return True
+    def feed(self, data: bytes) -> None:
+        """Read the next bytes of the body, cut anywhere."""
+        if self.feed_alike(data):
+            return
         self._received += len(data)
         if self._document is not None:
             self._document.feed(data)
@@ -186,7 +182,7 @@ class Inspector:
             if data and not self.first_delta_seen:
                 self.first_delta_seen = True
                 self.deltas = 1 if self._kind is BodyKind.JSON else 0
-            return False
+            return
         whole = self._parser.boundary == self._received - len(data)
         facts = None
         for event in self._parser.feed(data):
@@ -196,15 +192,21 @@ class Inspector:
         if self._parser.overflowed and self.watching:
             self.watching = False
             self.first_delta_seen = True  # the bytes nobody read may be the answer
-        return False
 
-    def _feed_alike(self, data: bytes) -> bool:
-        """The way of most chunks, which parses nothing."""
+    def feed_alike(self, data: bytes) -> bool:
+        """Read bytes that are whole events, behind whole events, of which each says what one before them
+        said: the way of most chunks, which parses nothing.
+
+        False, and nothing is read, when they are not known to be that.
+        """
         alike, parser = self._alike, self._parser
-        count, facts = alike.count(data), alike.facts
-        if not count or facts is None or parser is None or not parser.skip(len(data)):
+        if not alike.head or parser is None:
             return False
-        self._received += len(data)
+        count, size = alike.count(data), len(data)
+        if not count or not parser.skip(size):
+            return False
+        facts = alike.facts
+        self._received += size
         self.deltas += count * facts.deltas
         if facts.model_revision is not None:
             self._model_revision = facts.model_revision

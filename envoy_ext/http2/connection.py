@@ -18,6 +18,7 @@ A drain has two steps (6.8): a GOAWAY that refuses nothing yet, with a PING; and
 the peer has read it, one that names the last stream there is.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from envoy_ext.http2 import frames
@@ -47,12 +48,17 @@ from envoy_ext.http2.streams import Stream
 _DRAIN_PING: Final = b"draining"
 _ASKING_PING: Final = b"is there"
 
+Taker = Callable[[Stream, bytes], None]
+"""Takes a part of a body that does not end it. It may use the connection, but not read from it."""
+
 
 class Connection:
     """One client's connection. Not safe for threads; nothing in it waits."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, taker: Taker | None = None) -> None:
+        """`taker` is handed most DATA at once, within `receive`, in place of an event."""
         self.limits = limits = limits or Limits()
+        self._taker = taker
         self.failed = False
         """The peer broke a rule: nothing it sends is read any more."""
         self._out = Outbound(limits)
@@ -217,7 +223,7 @@ class Connection:
                 return 0
             self._preface_read = True
             at = len(frames.PREFACE)
-        streams, events, unpack = self._streams, self._events, frames.unpack_header
+        streams, events, unpack, taker = self._streams, self._events, frames.unpack_header, self._taker
         stream_window, connection_window = self.limits.stream_window, self.limits.connection_window
         max_frame, assembly, windows = self.limits.max_frame_bytes, self._assembly, self._windows
         while size - at >= 9:
@@ -236,6 +242,10 @@ class Connection:
                     stream.uncredited += length
                     windows.uncredited += length
                     if stream.uncredited <= stream_window and windows.uncredited <= connection_window:
+                        if taker is not None and not flags & 1 and not events:  # nothing waits before it
+                            taker(stream, data[at + 9 : end])
+                            at = end
+                            continue
                         ended = flags & 1 == 1
                         if ended:
                             stream.ended_by_peer = True

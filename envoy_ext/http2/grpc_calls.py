@@ -27,7 +27,7 @@ from envoy_ext.http2.events import (
     StreamReset,
     TrailersReceived,
 )
-from envoy_ext.http2.grpc_messages import Messages, pack_prefix
+from envoy_ext.http2.grpc_messages import PREFIX_BYTES, Messages, pack_prefix
 from envoy_ext.http2.grpc_wire import (
     ANSWER_HEADERS,
     OK_TRAILERS,
@@ -83,15 +83,24 @@ class Call:
         self.untaken = 0
         """Bytes that the client gets no new window for, as long as it reads nothing."""
 
-    def send(self, message: bytes, head: bytes = b"") -> None:
-        """Queue one message; never waits. `head` is the begin of it, for who would have to copy the rest."""
+    def send(self, message: bytes) -> None:
+        """Queue one message; never waits."""
         if self.finished:
             return
         connection, stream = self._calls.connection, self.stream
         if not self._headers_sent:
             self._headers_sent = True
             connection.send_headers(stream, ANSWER_HEADERS)
-        connection.send(stream, pack_prefix(0, len(head) + len(message)) + head, message)
+        connection.send(stream, pack_prefix(0, len(message)), message)
+
+    def send_parts(self, head: bytes, rest: bytes) -> None:
+        """Queue one message in two parts. The head begins with the message's prefix; the rest is not copied."""
+        if self.finished:
+            return
+        if self._headers_sent:
+            self._calls.connection.send(self.stream, head, rest)
+        else:
+            self.send(head[PREFIX_BYTES:] + rest)
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
         """End the call behind what was sent."""
@@ -117,7 +126,7 @@ class ServerCalls:
         """`largest_message` is in bytes."""
         self._opener = opener
         self._largest_message = largest_message
-        self.connection = Connection(limits)
+        self.connection = Connection(limits, self._take)
         self.drained = False
         """A drain was asked for, and the last call is over."""
         self.failure: str | None = None
@@ -249,7 +258,12 @@ class ServerCalls:
         heapq.heappush(waiting, (deadline, next(self._numbers), call))
 
     def _take_data(self, event: DataReceived) -> None:
-        stream, data = event.stream, event.data
+        self._take(event.stream, event.data)
+        if event.ended:
+            self._half_close(event.stream.owner)
+
+    def _take(self, stream: Stream, data: bytes) -> None:
+        """A part of a call's bytes: nearly always one message."""
         call: Call = stream.owner
         handler = call.handler
         if handler is not None and not call.finished:
@@ -262,8 +276,6 @@ class ServerCalls:
             self.connection.take(stream, len(data))
         else:
             call.untaken += len(data)
-        if event.ended:
-            self._half_close(call)
 
     def _read_messages(self, call: Call, handler: CallHandler, data: bytes) -> None:
         """A part of a message, or several."""

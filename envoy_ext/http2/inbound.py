@@ -34,6 +34,8 @@ class InboundWindows:
         self.uncredited = 0
         """Bytes of the connection's window that are used."""
         self._taken = 0
+        self._half = limits.connection_window >> 1
+        self._stream_half = limits.stream_window >> 1
 
     @property
     def held(self) -> int:
@@ -62,10 +64,14 @@ class InboundWindows:
 
     def take(self, stream: Stream, length: int) -> None:
         """The consumer has taken so many bytes of a stream's DATA."""
-        length = min(length, stream.uncredited - stream.taken)  # with a stream's end all of it was given back
-        self.give_back(length)
+        left = stream.uncredited - stream.taken
+        if length > left:
+            length = left  # with a stream's end all of it was given back
+        self._taken += length
+        if self._taken >= self._half:
+            self.give_back(0)
         stream.taken += length
-        if stream.taken >= self._limits.stream_window >> 1:
+        if stream.taken >= self._stream_half:
             if not stream.ended_by_peer and not stream.ended_by_us:
                 self._out.add(frames.build_window_update(stream.id, stream.taken))
             stream.uncredited -= stream.taken
@@ -79,7 +85,7 @@ class InboundWindows:
     def give_back(self, length: int) -> None:
         """So many bytes of the connection's window are free again."""
         self._taken += length
-        if self._taken >= self._limits.connection_window >> 1:
+        if self._taken >= self._half:
             self._out.add(frames.build_window_update(0, self._taken))
             self.uncredited -= self._taken
             self._taken = 0
