@@ -94,7 +94,7 @@ class Call:
         connection.send(stream, pack_prefix(0, len(message)), message)
 
     def send_parts(self, head: bytes, rest: bytes) -> None:
-        """Queue one message in two parts. The head begins with the message's prefix; the rest is not copied."""
+        """Queue one message in two parts: its prefix and begin, and the rest, which is not copied."""
         if self.finished:
             return
         if self._headers_sent:
