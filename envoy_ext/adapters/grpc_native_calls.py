@@ -12,11 +12,10 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from envoy_ext.adapters.accesslog import AccessLogSession
-from envoy_ext.adapters.extproc_chunks import MAX_CHUNK_BYTES, build_chunk_head, read_chunk
+from envoy_ext.adapters.extproc_chunks import get_reply_head, read_chunk
 from envoy_ext.adapters.extproc_session import ChunkSession, Outbox, Session
 from envoy_ext.adapters.grpc_services import NOT_TRUTHFUL
 from envoy_ext.http2.grpc_calls import Call
-from envoy_ext.http2.grpc_messages import pack_prefix
 from envoy_ext.http2.grpc_wire import Status
 from envoy_ext.ports import Observer
 
@@ -24,18 +23,6 @@ NOT_OF_ITS_TYPE: Final = "a message that is not of the service's type"
 _ONE_MESSAGE: Final = "the method takes one message"
 
 log = logging.getLogger("envoy_ext")
-
-
-_heads: dict[int, bytes] = {}
-"""What stands before a chunk of each size: the prefix of a gRPC message, and the begin of its protobuf."""
-
-
-def _build_head(size: int) -> bytes:
-    head = build_chunk_head(size)
-    head = pack_prefix(0, len(head) + size) + head
-    if size <= MAX_CHUNK_BYTES:
-        _heads[size] = head
-    return head
 
 
 class Wire(Protocol):
@@ -58,29 +45,39 @@ class ProcessorCall:
         self._observer = observer
         session = build(self)
         self._session = session
-        self._chunks = session if isinstance(session, ChunkSession) else None
+        if isinstance(session, ChunkSession):
+            self._chunks = session
+            call.quick = self._receive_chunk
 
     # --- from Envoy ---------------------------------------------------------------------------
+
+    def _receive_chunk(self, framed: bytes) -> bool:
+        """Feed the session with what is a chunk and nothing else; False when it is not."""
+        chunk = read_chunk(framed)
+        if chunk is None:
+            return False
+        try:
+            data = self._chunks.receive_chunk(chunk)
+            if data:
+                self._call.send_parts(get_reply_head(len(data)), data)
+        except Exception as error:
+            self._give_up(error)
+        return True
 
     def receive(self, message: bytes) -> None:
         """Feed the session."""
         try:
-            chunk = None if self._chunks is None else read_chunk(message)
-            if chunk is None or self._chunks is None:
-                self._session.receive(ProcessingRequest.FromString(message))
-                return
-            data = self._chunks.receive_chunk(chunk)
-            if data:
-                size = len(data)
-                self._call.send_parts(_heads.get(size) or _build_head(size), data)
-                self._wire.wake()
+            self._session.receive(ProcessingRequest.FromString(message))
         except DecodeError:
             log.warning("message_not_read", extra={"detail": "not of the service's type"})
             self.abort()
         except Exception as error:
-            # Whatever a message did to a session, its stream ends and the next one is served.
-            self._observer.note_bug("session", error)
-            self.abort()
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Whatever a message did to a session, its stream ends and the next one is served."""
+        self._observer.note_bug("session", error)
+        self.abort()
 
     def half_closed(self) -> None:
         """Envoy has said all; so have we."""

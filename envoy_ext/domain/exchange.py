@@ -170,9 +170,7 @@ class Exchange:
         delivery = self._delivery
         if delivery.state is not DeliveryState.RESPONDING or self._client.inject_at is not None:
             return None
-        if delivery.pass_alike(data):
-            return data
-        return delivery.take(data)
+        return data if delivery.pass_alike(data) else delivery.take(data)
 
     def renew(self, attempt_id: AttemptId, token: FencingToken, now: float) -> bool:
         """Whether the worker of an attempt may go on for another time to live. A refusal is final."""

@@ -74,7 +74,7 @@ class Connection:
         self._settings_acknowledged = False
         self._assembly = HeaderAssembly(limits)
         self._patience = Patience(limits)
-        self._windows = InboundWindows(limits, self._out)
+        self.windows = InboundWindows(limits, self._out)
         self._drain_asked = False
         self._drained_told = False
         self._settings_frames = Budget(limits.settings_frames, "too many frames of settings")
@@ -149,7 +149,7 @@ class Connection:
 
     def take(self, stream: Stream, length: int) -> None:
         """The consumer has taken so many bytes of a stream's DATA: the peer may send as many more."""
-        self._windows.take(stream, length)
+        self.windows.take(stream, length)
 
     def begin_drain(self) -> None:
         """Tell the peer that this connection is going to take no more."""
@@ -225,7 +225,7 @@ class Connection:
             at = len(frames.PREFACE)
         streams, events, unpack, taker = self._streams, self._events, frames.unpack_header, self._taker
         stream_window, connection_window = self.limits.stream_window, self.limits.connection_window
-        max_frame, assembly, windows = self.limits.max_frame_bytes, self._assembly, self._windows
+        max_frame, assembly, windows = self.limits.max_frame_bytes, self._assembly, self.windows
         while size - at >= 9:
             high, low, kind, flags, stream_id = unpack(data, at)
             length = high << 16 | low
@@ -307,16 +307,16 @@ class Connection:
         ended = bool(flags & frames.END_STREAM)
         if not data and not ended:
             self._idle_frames.spend(now)
-        self._windows.use(size)
+        self.windows.use(size)
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._windows.give_back(size)
+            self.windows.give_back(size)
             self._ends.judge_late(stream_id, "DATA")
             return
         if stream.ended_by_peer:
-            self._windows.give_back(size)
+            self.windows.give_back(size)
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA behind the end of a request")
-        self._windows.use_stream(stream, size)
+        self.windows.use_stream(stream, size)
         if stream.body_left is not None:
             stream.body_left -= len(data)
             if stream.body_left < 0 or (ended and stream.body_left):
@@ -460,7 +460,7 @@ class Connection:
     def _close(self, stream: Stream, how: How) -> None:
         del self._streams[stream.id]
         self._out.drop(stream)
-        self._windows.drop(stream)
+        self.windows.drop(stream)
         self._ends.remember(stream.id, how)
 
     def _fail(self, fault: ConnectionFault) -> None:
@@ -479,7 +479,7 @@ class Connection:
         """What it holds, for tests and people."""
         return {
             "streams": len(self._streams),
-            "uncredited": self._windows.held,
+            "uncredited": self.windows.held,
             "buffered": len(self._buffer),
             "remembered": len(self._ends),
         }

@@ -67,6 +67,7 @@ class Call:
         "finished",
         "handler",
         "messages",
+        "quick",
         "stream",
         "untaken",
     )
@@ -78,6 +79,9 @@ class Call:
         self.messages = messages
         self.handler: CallHandler | None = None
         """None for what is no call, or is refused; and when it is over."""
+        self.quick: Callable[[bytes], bool] | None = None
+        """Of a handler that knows some messages by their bytes. It is given what may be one, prefix included,
+        and takes it in place of `CallHandler.receive`, or says False and has done nothing."""
         self.deadline: float | None = None
         self.finished = False
         self.untaken = 0
@@ -127,6 +131,7 @@ class ServerCalls:
         self._opener = opener
         self._largest_message = largest_message
         self.connection = Connection(limits, self._take)
+        self._give_credit = self.connection.windows.take
         self.drained = False
         """A drain was asked for, and the last call is over."""
         self.failure: str | None = None
@@ -265,20 +270,19 @@ class ServerCalls:
     def _take(self, stream: Stream, data: bytes) -> None:
         """A part of a call's bytes: nearly always one message."""
         call: Call = stream.owner
-        handler = call.handler
-        if handler is not None and not call.finished:
-            whole = call.messages.read_one(data)
-            if whole is not None:
-                handler.receive(whole)
-            else:
-                self._read_messages(call, handler, data)
+        quick = call.quick
+        if quick is None or call.finished or call.messages.parts or not quick(data):
+            self._read_messages(call, data)
         if stream.pending is None:
-            self.connection.take(stream, len(data))
+            self._give_credit(stream, len(data))
         else:
             call.untaken += len(data)
 
-    def _read_messages(self, call: Call, handler: CallHandler, data: bytes) -> None:
-        """A part of a message, or several."""
+    def _read_messages(self, call: Call, data: bytes) -> None:
+        """A message, a part of one, or several."""
+        handler = call.handler
+        if handler is None or call.finished:
+            return
         try:
             for message in call.messages.read(data):
                 handler.receive(message)
@@ -302,5 +306,6 @@ class ServerCalls:
     def _close(self, call: Call) -> None:
         call.finished = True
         handler, call.handler = call.handler, None
+        call.quick = None
         if handler is not None:
             handler.closed()

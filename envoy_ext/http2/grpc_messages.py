@@ -15,12 +15,12 @@ pack_prefix: Final = struct.Struct(">BI").pack
 class Messages:
     """Cuts a call's bytes into messages; the cost of a large one grows with its length and no faster."""
 
-    __slots__ = ("_largest", "_length", "_parts", "_size")
+    __slots__ = ("_largest", "_length", "_size", "parts")
 
     def __init__(self, largest: int) -> None:
         """`largest` bounds one message, in bytes."""
         self._largest = largest
-        self._parts: list[bytes] = []
+        self.parts: list[bytes] = []
         """What has come of a message that is not whole."""
         self._size = 0
         self._length = PREFIX_BYTES
@@ -29,16 +29,7 @@ class Messages:
     @property
     def is_between(self) -> bool:
         """Whether no message is begun."""
-        return not self._parts
-
-    def read_one(self, data: bytes) -> bytes | None:
-        """The message that these bytes are, when they are one and nothing else; None: they are for `read`."""
-        if self._parts or len(data) < PREFIX_BYTES:
-            return None
-        flag, length = _unpack(data)
-        if flag or length != len(data) - PREFIX_BYTES or length > self._largest:
-            return None
-        return data[PREFIX_BYTES:]
+        return not self.parts
 
     def read(self, data: bytes) -> Iterator[bytes]:
         """Messages that are whole with this.
@@ -46,13 +37,13 @@ class Messages:
         Raises:
             CallFault: one that is too large, or compressed.
         """
-        if self._parts:
-            self._parts.append(data)
+        if self.parts:
+            self.parts.append(data)
             self._size += len(data)
             if self._size < self._length:
                 return
-            data = b"".join(self._parts)
-            self._parts.clear()
+            data = b"".join(self.parts)
+            self.parts.clear()
         at, size = 0, len(data)
         while size - at >= PREFIX_BYTES:
             flag, length = _unpack(data, at)
@@ -68,6 +59,6 @@ class Messages:
         if at == size:
             self._size, self._length = 0, PREFIX_BYTES
             return
-        self._parts.append(data[at:])
+        self.parts.append(data[at:])
         self._size = size - at
         self._length = PREFIX_BYTES + (length if size - at >= PREFIX_BYTES else 0)

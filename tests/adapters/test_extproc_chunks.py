@@ -5,7 +5,8 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envoy_ext.adapters.extproc_chunks import MAX_CHUNK_BYTES, build_chunk_head, read_chunk
+from envoy_ext.adapters.extproc_chunks import MAX_CHUNK_BYTES, get_reply_head
+from envoy_ext.adapters.extproc_chunks import read_chunk as read_framed
 from envoy_ext.adapters.extproc_codec import build_streamed_body
 
 SIZES = sorted(
@@ -14,6 +15,15 @@ SIZES = sorted(
 
 
 NO_METADATA = b"\x42\x00"
+
+
+def frame(message: bytes) -> bytes:
+    """As gRPC sends it (its PROTOCOL-HTTP2.md: a flag for compression, the length, the message)."""
+    return b"\x00" + len(message).to_bytes(4, "big") + message
+
+
+def read_chunk(message: bytes) -> bytes | None:
+    return read_framed(frame(message))
 
 
 def build_request(body: bytes, end: bool = False) -> bytes:
@@ -26,14 +36,13 @@ def build_request(body: bytes, end: bool = False) -> bytes:
 @pytest.mark.parametrize("size", [0, *SIZES])
 def test_every_size(size: int) -> None:
     body = b"x" * size
-    message = build_request(body)
-    assert read_chunk(message) == (body if size > 0 and len(message) <= MAX_CHUNK_BYTES else None)
+    for tail in (b"", NO_METADATA):
+        message = build_request(body) + tail
+        assert read_chunk(message) == (body if size and len(frame(message)) <= MAX_CHUNK_BYTES else None)
     assert read_chunk(build_request(body, end=True)) is None
-    assert read_chunk(message + NO_METADATA) == (
-        body if size > 0 and len(message) <= MAX_CHUNK_BYTES else None
-    )
     if size:
-        assert build_chunk_head(size) + body == build_streamed_body(body, end=False).SerializeToString()
+        reply = build_streamed_body(body, end=False).SerializeToString()
+        assert get_reply_head(size) + body == frame(reply)
 
 
 def varint(value: int, padding: int) -> bytes:
@@ -72,3 +81,10 @@ def test_what_is_read_is_what_protobuf_reads(data: st.DataObject) -> None:
 def test_a_body_that_ends_as_empty_metadata_does() -> None:
     assert read_chunk(build_request(b"a" + NO_METADATA)) == b"a" + NO_METADATA
     assert read_chunk(build_request(b"a" + NO_METADATA) + NO_METADATA) == b"a" + NO_METADATA
+
+
+def test_what_is_not_one_whole_message() -> None:
+    one = frame(build_request(b"abc"))
+    assert read_framed(one) == b"abc"
+    for data in (one + one, one[:-1], one + b"\x00", b"\x01" + one[1:], b"", one[:4], one[5:]):
+        assert read_framed(data) is None

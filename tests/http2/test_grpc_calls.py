@@ -149,7 +149,7 @@ def test_a_large_message_byte_by_byte_is_put_together_once() -> None:
     found, most = [], 0
     for at in range(len(body)):
         found += messages.read(body[at : at + 1])
-        most = max(most, len(messages._parts))
+        most = max(most, len(messages.parts))
     assert most > 99_000
     assert found == [b"x" * 100_000]
     assert messages.is_between
