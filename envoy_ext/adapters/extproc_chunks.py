@@ -11,6 +11,7 @@ stream, an attribute, a length that is not in its shortest form) is for the prot
 
 from typing import Final
 
+from envoy_ext.adapters.protobuf_wire import build_head
 from envoy_ext.http2.grpc_messages import PREFIX_BYTES, pack_prefix
 
 MAX_CHUNK_BYTES: Final = 1 << 14
@@ -57,7 +58,7 @@ def get_reply_head(size: int) -> bytes:
 
 
 def _build_reply_head(size: int) -> bytes:
-    head = _build_head(size, _RESPONSE_FIELDS)
+    head = build_head(size, _RESPONSE_FIELDS)
     head = pack_prefix(0, len(head) + size) + head
     if size <= MAX_CHUNK_BYTES:
         _reply_heads[size] = head
@@ -70,23 +71,7 @@ def _find_head(framed_size: int, tail: bytes) -> bytes:
     for head_size in range(4, 10):
         body = size - head_size
         if body > 0:
-            head = _build_head(body, _REQUEST_FIELDS)
+            head = build_head(body, _REQUEST_FIELDS)
             if len(head) == head_size:
                 return pack_prefix(0, size + len(tail)) + head
     return b""
-
-
-def _build_head(size: int, fields: tuple[int, ...]) -> bytes:
-    head = b""
-    for field in fields:
-        head = bytes([field << 3 | 2]) + _build_varint(size + len(head)) + head
-    return head
-
-
-def _build_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

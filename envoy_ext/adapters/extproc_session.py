@@ -13,8 +13,9 @@ class Outbox(Protocol):
     """The transport's side of one stream. After `finish` or `abort` nothing more goes out."""
 
     def send(self, response: Any) -> None:
-        """Queue one ProcessingResponse; never waits. Bounded by the protocol: at most a few replies
-        for each message that Envoy sent, and Envoy stops sending when its own buffers are full."""
+        """Queue one message, of ext_proc a ProcessingResponse as bytes; never waits. Bounded by the protocol:
+        at most a few replies for each message that Envoy sent, and Envoy stops sending when its own buffers
+        are full."""
 
     def finish(self) -> None:
         """End the stream cleanly after what was queued: Envoy goes on without us."""

@@ -93,9 +93,9 @@ class ProcessorCall:
 
     # --- to Envoy -----------------------------------------------------------------------------
 
-    def send(self, response: Any) -> None:
+    def send(self, response: bytes) -> None:
         """One ProcessingResponse."""
-        self._call.send(response.SerializeToString())
+        self._call.send(response)
         self._wire.wake()
 
     def finish(self) -> None:

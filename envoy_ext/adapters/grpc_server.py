@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 from envoy.service.auth.v3.external_auth_pb2 import CheckRequest, CheckResponse
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -131,7 +131,9 @@ class GrpcServer:
 
     def _build_handlers(self) -> Any:
         process = grpc.stream_stream_rpc_method_handler(
-            self._process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
+            self._process,
+            ProcessingRequest.FromString,
+            None,  # sessions send bytes
         )
         logs = grpc.stream_unary_rpc_method_handler(
             self._stream_logs, StreamAccessLogsMessage.FromString, StreamAccessLogsResponse.SerializeToString

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from envoy.config.core.v3.base_pb2 import HeaderValue
 from envoy.service.auth.v3.external_auth_pb2 import CheckRequest
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -120,8 +120,8 @@ class Outbox:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def send(self, response: Any) -> None:
-        self.sent.append(response)
+    def send(self, response: bytes) -> None:
+        self.sent.append(ProcessingResponse.FromString(response))
 
     def finish(self) -> None:
         pass

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
 from envoy_ext.adapters.clock import SystemClock
 from envoy_ext.adapters.extproc_tool import ToolSession
@@ -32,8 +32,8 @@ class Box:
         self.sent: list[Any] = []
         self.end: str | None = None
 
-    def send(self, response: Any) -> None:
-        self.sent.append(response)
+    def send(self, response: bytes) -> None:
+        self.sent.append(ProcessingResponse.FromString(response))
 
     def finish(self) -> None:
         self.end = "finished"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from envoy.config.core.v3.base_pb2 import HeaderValue
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
 from envoy_ext.adapters.clock import SystemClock
 from envoy_ext.adapters.extproc_attempt import AttemptSession
@@ -83,8 +83,8 @@ class Outbox:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def send(self, response: Any) -> None:
-        self.sent.append(response)
+    def send(self, response: bytes) -> None:
+        self.sent.append(ProcessingResponse.FromString(response))
 
     def finish(self) -> None:
         pass
