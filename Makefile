@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench simulation protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench fuzz simulation protos render clean
 
 setup: $(STAMP)
 
@@ -68,6 +68,12 @@ test-vllm: setup
 
 bench: setup
 	$(BIN)/python bench/stream_cost.py
+
+# Bytes that nobody would send, for MINUTES, on two cores; exit 1 and build/fuzz/*/finding-* when one breaks something.
+MINUTES ?= 10
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --editable '.[dev,fuzz]'
+	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES)
 
 # A thousand replicas on a simulated clock; runs what has no result yet: docs/simulation.md.
 simulation: setup

@@ -432,7 +432,8 @@ class Connection:
     # --- ends ---------------------------------------------------------------------------------------
 
     def _refuse(self, fault: StreamFault, now: float) -> None:
-        if fault.stream_id > self._ends.last_stream:  # no RST_STREAM on a stream that is idle (6.4)
+        # No RST_STREAM on a stream that is idle (6.4), as all of ours are.
+        if fault.stream_id > self._ends.last_stream or not fault.stream_id & 1:
             raise ConnectionFault(fault.code, fault.detail)
         self._refusals.spend(now)
         self._out.answer(frames.build_rst_stream(fault.stream_id, fault.code))
@@ -473,6 +474,7 @@ class Connection:
             stream.uncredited = stream.taken = 0
             self._events.append(StreamReset(stream, fault.code, by_peer=False))
         self._streams.clear()
+        self._windows.forget()
         self._events.append(ConnectionFailed(fault.code, fault.detail))
 
     def statistics(self) -> dict[str, Any]:

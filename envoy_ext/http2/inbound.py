@@ -82,6 +82,10 @@ class InboundWindows:
         self.give_back(stream.uncredited - stream.taken)
         stream.uncredited = stream.taken = 0
 
+    def forget(self) -> None:
+        """Every stream is over, and the peer may send no more."""
+        self.uncredited = self._taken = 0
+
     def give_back(self, length: int) -> None:
         """So many bytes of the connection's window are free again."""
         self._taken += length
