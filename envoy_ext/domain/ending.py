@@ -1,7 +1,7 @@
 """How an exchange ended, resolved from evidence that may come in any order, twice or never.
 
 `Evidence` only ever grows: each field is set once and never taken back, so the same set of facts
-gives the same object, and `resolve` is a function of that object alone. It answers None while
+gives equal evidence, and `resolve` is a function of that object alone. It answers None while
 facts that could still change the answer may be on their way; `resolve_at_deadline` turns silence
 into `unknown`.
 """
@@ -23,7 +23,7 @@ BROKE = frozenset(
 """Log causes that say the replica's side of an attempt failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evidence:
     """What is known of the end. `None` and `False` mean "no word yet", never "no"."""
 

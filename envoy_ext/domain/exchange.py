@@ -190,8 +190,11 @@ class Exchange:
 
     def next_deadline(self) -> float | None:
         """When `expire` wants to be called, None while nothing is waited for."""
-        waits = (self._gate.until, self._client.inject_at, self._settle_at, self._open_deadline)
-        return min((wait for wait in waits if wait is not None), default=None)
+        due = self._open_deadline
+        for wait in (self._gate.until, self._client.inject_at, self._settle_at):
+            if wait is not None and (due is None or wait < due):
+                due = wait
+        return due
 
     def expire(self, now: float) -> step.Step:
         """Time has passed; do what was waiting for it."""
@@ -366,7 +369,8 @@ class Exchange:
 
     def _conclude(self, now: float) -> None:
         shared = self._shared
-        if shared.resolution is None:
+        if shared.resolution is None and shared.learned:
+            shared.learned = False
             resolution = ending.resolve(shared.evidence)
             if resolution is not None:
                 self._end(resolution, now)

@@ -99,6 +99,8 @@ class Shared:
     replicas: Replicas
     out: step.StepBuilder = field(default_factory=step.StepBuilder)
     evidence: Evidence = field(default_factory=Evidence)
+    learned: bool = False
+    """The evidence has grown since it was last asked for an ending."""
     resolution: Resolution | None = None
     released: Attempt | None = None
     """The one attempt whose bytes the client gets; set once."""
@@ -122,7 +124,9 @@ class Shared:
 
     def learn(self, **facts: object) -> None:
         """Add facts to the evidence."""
-        self.evidence = replace(self.evidence, **facts)  # type: ignore[arg-type]
+        for name, value in facts.items():
+            setattr(self.evidence, name, value)
+        self.learned = True
 
     def enter(self, phase: Phase | None) -> None:
         """Note a phase change; None takes the exchange out of flight."""

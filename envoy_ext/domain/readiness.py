@@ -22,6 +22,7 @@ from envoy_ext.domain.fleet_events import (
     DrainRequested,
     FleetEvent,
     InflightChanged,
+    OwnAttemptEnded,
     ProcessEnded,
     Removed,
     ReplicaChanged,
@@ -30,6 +31,7 @@ from envoy_ext.domain.fleet_events import (
     Undrained,
 )
 from envoy_ext.domain.ids import PoolName, ReplicaId
+from envoy_ext.domain.outcomes import AttemptOutcome
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.readiness_reasons import Finding, ReadinessReason
 from envoy_ext.domain.replica_facts import ReplicaFacts
@@ -96,10 +98,10 @@ class ReplicaGate:
             case Undrained():
                 self._drained, self._drain_until = False, None
                 signal = self._order()
-            case StreamBytes():
+            case StreamBytes() | InflightChanged() | OwnAttemptEnded(AttemptOutcome.COMPLETED):
                 self._facts.take(event, now)
-                if not self._facts.board.is_restless():
-                    return ()  # the one that comes often: it can only keep things as they are
+                if self._state not in _ORDERED and not self._facts.board.is_restless():
+                    return ()  # those that come often: they can only keep things as they are
                 signal = None
             case _:
                 signal = self._facts.take(event, now)

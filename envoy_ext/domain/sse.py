@@ -101,6 +101,10 @@ class SseParser:
             return []
         if not data:
             return []
+        if self._boundary == position and not self._after_cr:
+            plain = self._read_plain(data)
+            if plain is not None:
+                return plain
         if self._after_cr and data[0] == _LF:
             # The second half of a CRLF: its CR already ended the line.
             data = data[1:]
@@ -132,6 +136,19 @@ class SseParser:
                 self._boundary = position
         if self._received - self._boundary > self._limit:
             self._overflow()
+        return events
+
+    def _read_plain(self, data: bytes) -> list[SseEvent] | None:
+        """Whole events of one data line each, as engines write nearly all; None for anything else."""
+        if not data.endswith(b"\n\n") or b"\r" in data or len(data) > self._limit:
+            return None
+        events = []
+        for event in data[:-2].split(b"\n\n"):
+            if not event.startswith(b"data: ") or b"\n" in event:
+                return None
+            events.append(SseEvent(event[6:], ""))
+        self._at_start = False
+        self._boundary = self._received
         return events
 
     def _read_line(self, line: bytes) -> SseEvent | None:
