@@ -53,20 +53,22 @@ _EXTPROC_ATTRIBUTES: Final = "envoy.filters.http.ext_proc"
 
 def build_request_headers_reply(set_headers: Headers, remove: Iterable[str]) -> bytes:
     """Let request headers go on, changed."""
-    return _build_reply(_REQUEST_HEADERS, _build_mutation(set_headers, remove))
+    return _build_reply(_REQUEST_HEADERS, set_headers, remove)
 
 
 def build_request_body_reply(set_headers: Headers, remove: Iterable[str], body: bytes | None = None) -> bytes:
     """Let a buffered request body go on, or another in its place; headers may still be changed with it."""
-    mutation = _build_mutation(set_headers, remove)
-    if body is not None:
-        mutation += build_head(len(body), _WHOLE_BODY) + body
-    return _build_reply(_REQUEST_BODY, mutation)
+    if body is None:
+        return _build_reply(_REQUEST_BODY, set_headers, remove)
+    changes = _build_changes(set_headers, remove)
+    mutation = build_field(_HEADER_MUTATION, changes) if changes else b""
+    common = mutation + build_head(len(body), _WHOLE_BODY) + body
+    return build_head(len(common), (_RESPONSE, _REQUEST_BODY)) + common
 
 
 def build_response_headers_reply(set_headers: Headers = (), remove: Iterable[str] = ()) -> bytes:
     """Let response headers go on, changed."""
-    return _build_reply(_RESPONSE_HEADERS, _build_mutation(set_headers, remove))
+    return _build_reply(_RESPONSE_HEADERS, set_headers, remove)
 
 
 def build_response_body_reply() -> bytes:
@@ -76,9 +78,8 @@ def build_response_body_reply() -> bytes:
 
 def build_streamed_body(data: bytes, end: bool) -> bytes:
     """Bytes for the client in FULL_DUPLEX_STREAMED mode, where only what we send goes on."""
-    part = build_head(len(data), (1,)) if data else b""
     tail = _END_OF_STREAM if end else b""
-    return build_head(len(part) + len(data) + len(tail), _STREAMED_BODY) + part + data + tail
+    return _find_streamed_head(len(data), len(tail)) + data + tail
 
 
 def build_response_trailers_reply() -> bytes:
@@ -98,8 +99,9 @@ def build_immediate_response(status: int, set_headers: Headers, body: bytes, det
     immediate.status.code = status
     immediate.body = body
     immediate.details = details
-    for name, value in set_headers:
-        immediate.headers.MergeFromString(_build_option(name, value))
+    changes = _build_changes(set_headers, ())
+    if changes:
+        immediate.headers.MergeFromString(changes)
     return bytes(response.SerializeToString())
 
 
@@ -152,24 +154,24 @@ def _read_text(fields: Any, name: str) -> str:
 # --- by hand --------------------------------------------------------------------------------------
 
 
-def _build_reply(kind: int, changes: bytes) -> bytes:
-    """A reply of one kind; `changes` are the fields of its CommonResponse."""
-    return build_head(len(changes), (_RESPONSE, kind)) + changes if changes else _UNCHANGED[kind]
+def _build_reply(kind: int, set_headers: Headers, remove: Iterable[str]) -> bytes:
+    """A reply of one kind. Without a change it has no mutation: behind an empty one Envoy counts headers."""
+    changes = _build_changes(set_headers, remove)
+    if not changes:
+        return _UNCHANGED[kind]
+    return _find_head(len(changes), (_HEADER_MUTATION, _RESPONSE, kind)) + changes
 
 
-def _build_mutation(set_headers: Headers, remove: Iterable[str]) -> bytes:
-    """Nothing for no change: an empty mutation would be one, behind which Envoy counts headers."""
-    parts = [_build_option(name, value) for name, value in set_headers]
+def _build_changes(set_headers: Headers, remove: Iterable[str]) -> bytes:
+    """The fields of a HeaderMutation."""
+    parts: list[bytes] = []
+    for name, value in set_headers:
+        raw = value.encode("utf-8", "surrogateescape")
+        build = _find_option_head if len(name) <= _KEPT_NAME_CHARS else _build_option_head
+        parts += (build(name, len(raw)), raw, _OVERWRITE)
     for name in remove:
         parts.append((_find_removal if len(name) <= _KEPT_NAME_CHARS else _build_removal)(name))
-    return build_field(_HEADER_MUTATION, b"".join(parts)) if parts else b""
-
-
-def _build_option(name: str, value: str) -> bytes:
-    """A header that is set, in the place of others of its name: one of HeaderMutation.set_headers."""
-    raw = value.encode("utf-8", "surrogateescape")
-    build = _find_option_head if len(name) <= _KEPT_NAME_CHARS else _build_option_head
-    return build(name, len(raw)) + raw + _OVERWRITE
+    return b"".join(parts)
 
 
 def _build_option_head(name: str, size: int) -> bytes:
@@ -185,6 +187,14 @@ def _build_removal(name: str) -> bytes:
     return build_field(2, name.encode())
 
 
+def _build_streamed_head(size: int, tail_size: int) -> bytes:
+    """All that stands before so many bytes for the client, and those that say that it ends."""
+    part = build_head(size, (1,)) if size else b""
+    return build_head(len(part) + size + tail_size, _STREAMED_BODY) + part
+
+
+_find_head: Final = lru_cache(maxsize=2048)(build_head)
+_find_streamed_head: Final = lru_cache(maxsize=2048)(_build_streamed_head)
 _find_option_head: Final = lru_cache(maxsize=1024)(_build_option_head)
 _find_removal: Final = lru_cache(maxsize=256)(_build_removal)
 """Nearly every name and length comes again with each request."""
