@@ -28,6 +28,19 @@ _FAILED_STATUS: Final = 503
 class AttemptSession:
     """Translates between Envoy's egress hop and one attempt. Every method runs on the event loop."""
 
+    __slots__ = (
+        "_aborts",
+        "_attempt_id",
+        "_done",
+        "_exchanges",
+        "_false_marks",
+        "_live",
+        "_outbox",
+        "_read_key",
+        "_reports",
+        "_unanswered_bodies",
+    )
+
     def __init__(
         self,
         exchanges: Exchanges,

@@ -32,6 +32,20 @@ _OWN_RESPONSE_HEADERS: Final = (names.REPLAY, names.REFUSAL, h.ENVOY_ATTEMPT_COU
 class DeliverySession(ChunkSession):
     """Translates between Envoy's ingress hop and one exchange. Every method runs on the event loop."""
 
+    __slots__ = (
+        "_arrival",
+        "_arrivals",
+        "_body_expected",
+        "_delivery",
+        "_done",
+        "_mint_request_id",
+        "_note_chunk",
+        "_outbox",
+        "_preference",
+        "_request_id",
+        "_unsent",
+    )
+
     def __init__(
         self,
         arrivals: Arrivals,

@@ -19,6 +19,8 @@ from envoy_ext.services.job_runs import Runs
 class RunSession(DeliverySession):
     """Takes in what the runner has sent, and nothing else."""
 
+    __slots__ = ("_run", "_runs")
+
     def __init__(
         self,
         runs: Runs,

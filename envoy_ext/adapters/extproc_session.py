@@ -38,6 +38,8 @@ class ChunkSession(ABC):
     """A session of a streamed answer: a transport that can tell its chunks from other messages hands them
     over as bytes."""
 
+    __slots__ = ()
+
     @abstractmethod
     def receive_chunk(self, data: bytes) -> bytes:
         """Take in a `response_body` that does not end the body, in place of `receive`.

@@ -136,6 +136,8 @@ class Attempt:
             self.state = TRANSITIONS[self.state][trigger]
         except KeyError:
             raise ImpossibleEvent(f"attempt {self.number} is {self.state} and cannot {trigger}") from None
+        if self.state not in _OPEN:
+            self.inspector = None  # what more there is of its answer is the delivery's to read
 
     @property
     def open(self) -> bool:

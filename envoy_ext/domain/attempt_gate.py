@@ -42,6 +42,8 @@ TAKEN_OVER: Final = GiveUp("replay_not_allowed", "a later attempt has taken over
 class AttemptGate:
     """Lets attempts start or refuses them; changed only by its exchange."""
 
+    __slots__ = ("_attempts", "_delivery", "_shared", "until")
+
     def __init__(self, shared: Shared, delivery: Delivery, attempts: list[Attempt]) -> None:
         self.until: float | None = None
         """When the attempt that waits here is looked at again without news."""

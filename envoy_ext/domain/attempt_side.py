@@ -30,6 +30,8 @@ from envoy_ext.domain.retry import GiveUp
 class AttemptSide:
     """All attempts of an exchange; changed only by it."""
 
+    __slots__ = ("_delivery", "_gate", "_shared", "attempts")
+
     def __init__(
         self, shared: Shared, delivery: Delivery, gate: AttemptGate, attempts: list[Attempt]
     ) -> None:

@@ -21,6 +21,8 @@ from envoy_ext.domain.write_stall import Look, WriteStall
 class ClientSide:
     """The delivery half of an exchange; changed only by it."""
 
+    __slots__ = ("_delivery", "_headers", "_shared", "_stall", "error", "inject_at", "spared_code")
+
     def __init__(self, shared: Shared, delivery: Delivery) -> None:
         self.error: ClientError | None = None
         """The error the client was sent, as a body or as an event."""

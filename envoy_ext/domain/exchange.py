@@ -45,6 +45,8 @@ QUEUE_WORD_S: Final = 5.0
 class Exchange:
     """The delivery state machine. Not thread-safe: one owner feeds it events, one at a time."""
 
+    __slots__ = ("_attempts", "_client", "_delivery", "_gate", "_settle_at", "_settled", "_shared")
+
     def __init__(
         self,
         identity: Identity,

@@ -20,6 +20,8 @@ MAX_HELD_BYTES: Final = 1 << 20
 """How much of an answer is held for its first delta. Envoy sends no more while it waits for a word on what
 it sent, which is when its buffer of one connection is full: who held on would wait for ever."""
 
+_NONE: Final[frozenset[int]] = frozenset()
+_FIRST: Final = frozenset({0})
 _WITHOUT_TERMINAL_MARK: Final = frozenset({ApiFamily.EMBEDDINGS, ApiFamily.MODELS, ApiFamily.OTHER})
 """Families whose streams, if they ever stream, have no end that could be recognised but `[DONE]`."""
 
@@ -116,8 +118,8 @@ class Inspector:
             Document(family, min(max_event_bytes, MAX_HELD_BYTES)) if kind is BodyKind.JSON else None
         )
         self._received = 0
-        self._started: set[int] = set()
-        self._finished: set[int] = set()
+        self._started: frozenset[int] = _NONE
+        self._finished: frozenset[int] = _NONE
         self._finish_count = 0
         self._aborted = False
         self._usage: int | None = None
@@ -274,8 +276,6 @@ class Inspector:
 
     def _copy_with_last_line(self, line: bytes) -> "Inspector":
         inspector = copy(self)
-        inspector._started = set(self._started)
-        inspector._finished = set(self._finished)
         inspector._parser = NdjsonParser(0)
         inspector._read_event(SseEvent(line, ""))
         return inspector
@@ -319,9 +319,9 @@ class Inspector:
             self.deltas += facts.deltas
             self.first_delta_seen = True
         if facts.started:
-            self._started.update(facts.started)
+            self._started = _add(self._started, facts.started)
         if facts.finished:
-            self._finished.update(facts.finished)
+            self._finished = _add(self._finished, facts.finished)
             self._finish_count += len(facts.finished)
         if facts.aborted:
             self._aborted = True
@@ -334,6 +334,13 @@ class Inspector:
         if facts.output_tokens is not None and not (facts.started and len(self._started) > 1):
             self._usage = facts.output_tokens
             self._deltas_at_usage = self.deltas
+
+
+def _add(known: frozenset[int], told: tuple[int, ...]) -> frozenset[int]:
+    """Both. Nearly all streams have one choice, and share the sets that say so."""
+    if known.issuperset(told):
+        return known
+    return _FIRST if not known and told == (0,) else known.union(told)
 
 
 def _parse(data: bytes) -> object:

@@ -52,6 +52,8 @@ class Look:
 class WriteStall:
     """Watches one exchange; fed by its owner at every look."""
 
+    __slots__ = ("_last", "_limit_looks", "_look_s", "_waited_looks")
+
     def __init__(self, limit_s: float) -> None:
         self._look_s = compute_look_s(limit_s)
         self._limit_looks = limit_s / self._look_s

@@ -20,6 +20,8 @@ class Delivery:
     wait for any record.
     """
 
+    __slots__ = ("_note_at", "_note_bytes", "_queues", "left", "live", "on_left", "sink")
+
     def __init__(self, sink: DeliverySink, note_bytes: Callable[[AttemptId], None], queues: Queues) -> None:
         self.sink = sink
         self._queues = queues

@@ -18,6 +18,8 @@ from envoy_ext.services.fleet import Fleet
 class ExchangeReplicas:
     """`exchange_shared.Replicas` over the fleet of this process."""
 
+    __slots__ = ("_clock", "_fleet", "_pool", "_prefixes")
+
     def __init__(self, fleet: Fleet, pool: PoolName, clock: Clock, prefixes: tuple[bytes, ...] = ()) -> None:
         self._fleet = fleet
         self._pool = pool

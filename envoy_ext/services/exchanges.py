@@ -100,6 +100,7 @@ class Exchanges:
         self._observer = observer
         self._fleet = fleet
         self._policy = policy
+        self._policy_unread = replace(policy, failover=replace(policy.failover, replay=False))
         self._mint = mint
         self._background = background
         self._live: dict[ExchangeId, LiveExchange] = {}
@@ -112,6 +113,10 @@ class Exchanges:
         self._recordings = Recordings(
             journal, keeper, self._owed_ends, self._unrecorded, clock=clock, observer=observer, trace=trace
         )
+        # One of each for all exchanges: a bound method is an object of its own.
+        self._spawn: Callable[[LiveExchange], None] = lambda one: background.run(one.write_backlog())
+        self._on_note = self._note
+        self._on_finished = self._forget
         self._draining = False
         self._on_draining: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
@@ -147,9 +152,10 @@ class Exchanges:
             recording=self._recordings.open(opening.arrival, opening.after, run_of=identity.job_id),
             clock=self._clock,
             observer=self._observer,
-            spawn=lambda one: self._background.run(one.write_backlog()),
-            on_note=partial(self._note, identity, replicas),
-            on_finished=self._forget if run is None else partial(self._forget_run, run),
+            replicas=replicas,
+            spawn=self._spawn,
+            on_note=self._on_note,
+            on_finished=self._on_finished if run is None else partial(self._forget_run, run),
             trace=self._trace,
             keeping=AnswerKeeping(keeping) if identity.keeps_answer else None,
         )
@@ -294,22 +300,22 @@ class Exchanges:
 
     def _policy_for(self, family: ApiFamily, run: RunOf | None) -> ExchangePolicy:
         """What a path that passes unread does is not known, so it is never done twice."""
+        if run is None:
+            return self._policy_unread if family is ApiFamily.OTHER else self._policy
         failover = self._policy.failover
-        if run is not None:
-            replay = failover.replay and run.attempts_left > 1
-            failover = replace(failover, replay=replay, max_attempts=run.attempts_left)
-        elif family is ApiFamily.OTHER:
-            failover = replace(failover, replay=False)
+        replay = failover.replay and run.attempts_left > 1
+        failover = replace(failover, replay=replay, max_attempts=run.attempts_left)
         return replace(self._policy, failover=failover)
 
-    def _note(self, identity: Identity, replicas: ExchangeReplicas, note: Note) -> None:
+    def _note(self, live: LiveExchange, note: Note) -> None:
+        identity = live.exchange.identity
         match note:
             case PhaseChanged():
                 if note.after is None:
                     self._queues.leave(note.pool, identity.operation_id)
             case FirstDelta():
                 if note.replica is not None:
-                    replicas.note_first_delta(note.replica, note.attempt_s)
+                    live.replicas.note_first_delta(note.replica, note.attempt_s)
                     self._fleet.circuits.note_first_delta(identity.operation_id, note.replica)
             case AttemptLetGo():
                 self._fleet.streams.note(note)

@@ -11,10 +11,9 @@ What cannot be recorded does not happen, and the client is told; unless `service
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Final, assert_never
 
 from envoy_ext.domain import step
 from envoy_ext.domain.answer_keeping import AnswerKeeping
@@ -28,6 +27,7 @@ from envoy_ext.domain.notes import Note, PhaseChanged
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import OperationEnded, Record
 from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Observer, Trace, TraceKind
+from envoy_ext.services.exchange_replicas import ExchangeReplicas
 from envoy_ext.services.recording import NotTold, Recording, is_end
 
 RETRY_AFTER_S = (1, 3)
@@ -37,35 +37,59 @@ RETRY_AFTER_S = (1, 3)
 class LiveExchange:
     """Carries out the steps of one exchange. Owned by `Exchanges`; its sinks belong to the adapters."""
 
+    __slots__ = (
+        "_attempts",
+        "_backlog",
+        "_clock",
+        "_delivery",
+        "_forgotten",
+        "_idle",
+        "_keeping",
+        "_observer",
+        "_on_finished",
+        "_on_note",
+        "_recording",
+        "_spawn",
+        "_timer",
+        "_timer_at",
+        "_trace",
+        "_writing",
+        "exchange",
+        "replicas",
+    )
+
     def __init__(
         self,
         exchange: Exchange,
         delivery: DeliverySink,
         *,
+        replicas: ExchangeReplicas,
         recording: Recording,
         clock: Clock,
         observer: Observer,
         spawn: Callable[["LiveExchange"], None],
-        on_note: Callable[[Note], None],
+        on_note: Callable[["LiveExchange", Note], None],
         on_finished: Callable[["LiveExchange"], None],
         trace: Trace | None = None,
         keeping: AnswerKeeping | None = None,
     ) -> None:
         self.exchange = exchange
+        self.replicas = replicas
         self._recording = recording
         self._keeping = keeping
         self._delivery = delivery
         self._attempts: dict[AttemptId, AttemptSink] = {}
+        """One that has been sent its last word stays as `_NOBODY`, and its stream can go."""
         self._clock = clock
         self._observer = observer
         self._spawn = spawn
         self._on_note = on_note
         self._on_finished = on_finished
         self._trace = trace
-        self._backlog: deque[step.Step] = deque()
+        self._backlog: list[step.Step] = []
         self._writing = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Where somebody waits for the end of the writing."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._forgotten = False
@@ -164,7 +188,6 @@ class LiveExchange:
         self._backlog.append(taken)
         if not self._writing:
             self._writing = True
-            self._idle.clear()
             self._spawn(self)
 
     @property
@@ -179,13 +202,16 @@ class LiveExchange:
 
     async def wait_written(self) -> None:
         """Until nothing of this exchange is on its way to the journal."""
-        await self._idle.wait()
+        while self._writing:
+            if self._idle is None:
+                self._idle = asyncio.Event()
+            await self._idle.wait()
 
     async def write_backlog(self) -> None:
         """Append and send what waits, in order; run as one task at a time, owned by `Exchanges`."""
         try:
             while self._backlog:
-                taken = self._backlog.popleft()
+                taken = self._backlog.pop(0)
                 if _tells_of_a_whole_answer(taken) or self._keeps_refusal(taken):
                     self._reply(taken)
                     taken = replace(taken, replies=())
@@ -200,7 +226,9 @@ class LiveExchange:
                 self._send(taken)
         finally:
             self._writing = False
-            self._idle.set()
+            idle, self._idle = self._idle, None
+            if idle is not None:
+                idle.set()
         self._forget_if_finished()
 
     def _keeps_refusal(self, taken: step.Step) -> bool:
@@ -258,23 +286,24 @@ class LiveExchange:
                     if self._keeping is not None:
                         self._keeping.note(reply)
                     self._delivery.send(reply)
+                case step.StartAttempt() | step.AskPatience():
+                    self._attempts[reply.attempt_id].send(reply)
                 case (
-                    step.StartAttempt()
-                    | step.RefuseAttempt()
-                    | step.AskPatience()
+                    step.RefuseAttempt()
                     | step.ReleaseAttempt()
                     | step.PassLocalReply()
                     | step.FailOver()
                     | step.WithholdAnswer()
                 ):
                     self._attempts[reply.attempt_id].send(reply)
+                    self._attempts[reply.attempt_id] = _NOBODY
                 case _:
                     assert_never(reply)
 
     def _note(self, notes: Sequence[Note]) -> None:
         self._follow(TraceKind.NOTE, notes)
         for note in notes:
-            self._on_note(note)
+            self._on_note(self, note)
 
     def _follow(self, kind: TraceKind, things: Sequence[Event | Record | step.Reply | Note]) -> None:
         if self._trace is not None:
@@ -292,6 +321,16 @@ class LiveExchange:
         if self._timer is not None:
             self._timer.cancel()
         self._on_finished(self)
+
+
+class _Nobody:
+    """An attempt whose filter has let go: Envoy asks it no more."""
+
+    def send(self, reply: step.AttemptReply) -> None:
+        """It goes nowhere."""
+
+
+_NOBODY: Final = _Nobody()
 
 
 def _find_ending(taken: step.Step) -> Ending | None:

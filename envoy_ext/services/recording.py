@@ -56,6 +56,7 @@ class Recordings:
         self._keeper = keeper
         self._owed = owed
         self._unrecorded = unrecorded
+        self._is_down = unrecorded.is_down
         self._clock = clock
         self._observer = observer
         self._trace = trace
@@ -74,7 +75,7 @@ class Recordings:
             keyed=arrival.idempotency_key is not None,
             is_run=run_of is not None,
             may_go_on=may_go_on,
-            may_start=lambda seat: self._keeper.holds(seat) or (may_go_on and self._unrecorded.is_down()),
+            is_down=self._is_down,
             keeper=self._keeper,
             journal=self._journal,
             owed=self._owed,
@@ -93,6 +94,23 @@ class _State(Enum):
 class Recording:
     """The journal as one exchange speaks to it. Used by its exchange alone, one call at a time."""
 
+    __slots__ = (
+        "_after",
+        "_clock",
+        "_is_down",
+        "_is_run",
+        "_journal",
+        "_keeper",
+        "_may_go_on",
+        "_may_have_begun",
+        "_may_run_again",
+        "_observer",
+        "_owed",
+        "_seat",
+        "_state",
+        "_trace",
+    )
+
     def __init__(
         self,
         seat: SeatId | None,
@@ -101,7 +119,7 @@ class Recording:
         keyed: bool,
         is_run: bool,
         may_go_on: bool,
-        may_start: Callable[[SeatId], bool],
+        is_down: Callable[[], bool],
         keeper: SeatKeeper,
         journal: Journal,
         owed: OwedEnds,
@@ -111,7 +129,7 @@ class Recording:
     ) -> None:
         """`seat`: in which its operation begins; None for one that owns nothing in the store, from the start.
 
-        `may_start`: whether an attempt may start of what was begun in a seat.
+        `is_down`: whether the store is known not to work.
         """
         self._seat = seat
         self._after = after
@@ -121,7 +139,7 @@ class Recording:
         is wanted, however late it can be recorded."""
         self._may_run_again = keyed or is_run
         """Whether another gateway could let it run, should it take the operation over."""
-        self._may_start = may_start
+        self._is_down = is_down
         self._keeper = keeper
         self._journal = journal
         self._owed = owed
@@ -191,7 +209,7 @@ class Recording:
     ) -> OwnershipLost | BeginRefused | None:
         begun = _find_begun(records)
         starts = any(isinstance(record, AttemptStarted) for record in records)
-        if self._seat is None or (starts and not self._may_start(self._seat)):
+        if self._seat is None or (starts and not self._may_start_in(self._seat)):
             return OwnershipLost(refused=True)  # its lease could not be renewed
         try:
             if begun is not None:
@@ -202,6 +220,10 @@ class Recording:
         except (NotOwner, SeatLost):
             return OwnershipLost(refused=True)
         return None
+
+    def _may_start_in(self, seat: SeatId) -> bool:
+        """Whether an attempt may start of what was begun in this seat."""
+        return self._keeper.holds(seat) or (self._may_go_on and self._is_down())
 
     def _fall_behind(
         self, taken: step.Step, answer: KeptAnswer | None, *, asked: bool

@@ -83,8 +83,10 @@ def build_grpc(
     calls = {pool.name: get_engine(pool.engine).abort for pool in config.pools}
     aborts = {pool: call for pool, call in calls.items() if call is not None}
 
+    note_chunk = metrics.chunk.observe
+
     def delivery(outbox: Outbox) -> DeliverySession:
-        return DeliverySession(arrivals, outbox, mint_request_id, metrics.chunk.observe)
+        return DeliverySession(arrivals, outbox, mint_request_id, note_chunk)
 
     limits = config.tools
     tool = None
