@@ -5,7 +5,8 @@ shares that clock, so a client can tell how long the chunk was under way.
 
     python bench/engine.py PORT     (0 takes a free one; prints `ready PORT`)
 
-The request's headers steer it: `x-bench-chunks` how many, `x-bench-gap-ms` how long between two.
+The request's headers steer it: `x-bench-chunks` how many, `x-bench-gap-ms` how long between two and behind
+the last, `x-bench-prefill-ms` how long before the answer begins.
 """
 
 import asyncio
@@ -41,6 +42,9 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await reader.readexactly(int(fields.get(b"content-length", b"0")))
             chunks = int(fields.get(b"x-bench-chunks", b"32"))
             gap_s = float(fields.get(b"x-bench-gap-ms", b"0")) / 1000
+            prefill_s = float(fields.get(b"x-bench-prefill-ms", b"0")) / 1000
+            if prefill_s:
+                await asyncio.sleep(prefill_s)
             writer.write(HEAD)
             due = time.monotonic()
             for _ in range(chunks):
