@@ -474,7 +474,7 @@ class Connection:
             stream.uncredited = stream.taken = 0
             self._events.append(StreamReset(stream, fault.code, by_peer=False))
         self._streams.clear()
-        self._windows.forget()
+        self.windows.forget()
         self._events.append(ConnectionFailed(fault.code, fault.detail))
 
     def statistics(self) -> dict[str, Any]:
