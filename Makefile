@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench fuzz simulation protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench memory soak fuzz simulation protos render clean
 
 setup: $(STAMP)
 
@@ -74,6 +74,14 @@ MINUTES ?= 10
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --editable '.[dev,fuzz]'
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES)
+
+# What a stream, a request in line, a job and an operation hold of the sidecar's memory: docs/memory.md.
+memory: setup
+	$(BIN)/python bench/memory.py
+
+# Everything that goes wrong, for half an hour (or MINUTES), and a verdict: nothing may have grown; not in `test`.
+soak: setup
+	$(BIN)/python bench/soak.py --minutes $(if $(filter file,$(origin MINUTES)),30,$(MINUTES))
 
 # A thousand replicas on a simulated clock; runs what has no result yet: docs/simulation.md.
 simulation: setup

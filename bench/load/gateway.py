@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,8 +28,12 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 class GatewayProcess:
     """A running gateway. `directory` keeps its configuration, its journal and its log."""
 
-    def __init__(self, config: dict[str, Any], directory: Path, envoy: str) -> None:
+    def __init__(
+        self, config: dict[str, Any], directory: Path, envoy: str, program: Sequence[str] = ("envoy_ext",)
+    ) -> None:
+        """`program`: the module that is run, and what it is told before the command."""
         self._config = config
+        self._program = program
         self._envoy = envoy
         self.directory = directory
         self.url = ""
@@ -44,7 +49,7 @@ class GatewayProcess:
         with (self.directory / "sidecar.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "envoy_ext", "run", "-c", str(config), "--envoy", self._envoy),
+                *("-m", *self._program, "run", "-c", str(config), "--envoy", self._envoy),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
