@@ -7,12 +7,13 @@ for a chunk is read by hand; and what is written by hand is what protobuf writes
 import random
 from typing import Final
 
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from google.protobuf.message import DecodeError
 
-from envoy_ext.adapters.extproc_chunks import MAX_CHUNK_BYTES, build_chunk_head, read_chunk
+from envoy_ext.adapters.extproc_chunks import MAX_CHUNK_BYTES, get_reply_head, read_chunk
 from envoy_ext.adapters.extproc_codec import build_streamed_body
 from tests.fuzz.http2_wire import Scramble
+from tests.support import http2_client as client
 
 LONGEST: Final = MAX_CHUNK_BYTES + 64
 DICTIONARY: Final = (
@@ -34,26 +35,34 @@ def check(data: bytes) -> None:
         AssertionError: the two do not agree; and whatever else the code raises.
     """
     chunk = read_chunk(data)
+    message = data[5:]
     try:
-        parsed = ProcessingRequest.FromString(data)
+        parsed = ProcessingRequest.FromString(message)
     except DecodeError:
-        assert chunk is None, "read by hand, and no message at all"
+        assert chunk is None, "read by hand, and not of the type"
+        return
+    if data != client.message(message):
+        assert chunk is None, "read by hand, and not one message"
         return
     if chunk is not None:
         assert chunk, "an empty chunk is for the session"
         for expected in _build_chunks(chunk):
-            if len(expected) == len(data):
-                assert expected == data
+            if len(expected) == len(message):
+                assert expected == message
                 assert parsed == ProcessingRequest.FromString(expected)
                 break
         else:
             raise AssertionError("read by hand, and more than a chunk")
     elif parsed.WhichOneof("request") == "response_body":
         body = parsed.response_body.body
-        written = [one for one in _build_chunks(body) if body and len(one) <= MAX_CHUNK_BYTES]
-        assert data not in written, "a chunk that is not read by hand"
+        written = [one for one in _build_chunks(body) if body and len(one) + 5 <= MAX_CHUNK_BYTES]
+        assert message not in written, "a chunk that is not read by hand"
     if data:
-        assert build_chunk_head(len(data)) + data == build_streamed_body(data, end=False).SerializeToString()
+        written_by_hand = get_reply_head(len(data)) + data
+        assert written_by_hand == client.message(build_streamed_body(data, end=False))
+        reply = ProcessingResponse.FromString(written_by_hand[5:])
+        assert reply.response_body.response.body_mutation.streamed_response.body == data
+        assert reply.SerializeToString() == written_by_hand[5:]
 
 
 def _build_chunks(body: bytes) -> list[bytes]:
@@ -73,16 +82,16 @@ def seeds() -> list[bytes]:
         1,
         5,
         100,
-        121,
+        114,
+        116,
+        120,
         124,
-        125,
-        126,
         127,
         128,
         130,
         300,
-        MAX_CHUNK_BYTES - 8,
-        MAX_CHUNK_BYTES - 7,
+        MAX_CHUNK_BYTES - 16,
+        MAX_CHUNK_BYTES - 9,
     ):
         found += _build_chunks(b"d" * size)
     request = ProcessingRequest()
@@ -92,17 +101,20 @@ def seeds() -> list[bytes]:
     request = ProcessingRequest()
     request.request_body.body = b"asked"
     found.append(request.SerializeToString())
-    return [*found, _build_chunks(b"xB\x00")[0], b"*\x07\n\x05hello*\x07\n\x05hello"]
+    found += [_build_chunks(b"x\x42\x00")[0], b"\x2a\x07\x0a\x05hello\x2a\x07\x0a\x05hello"]
+    return [client.message(one) for one in found]
 
 
 def mutate(data: bytes, most: int, rnd: random.Random, scramble: Scramble) -> bytes:
-    """Change a few bytes at the ends, where tags and lengths stand."""
-    head, rest = data[:8], data[8:]
-    what = rnd.randrange(5)
+    """Change a few bytes at the ends, where tags and lengths stand; the prefix fits again."""
+    message = data[5:]
+    what = rnd.randrange(6)
     if what == 0:
         return scramble(data, most)[:most]
     if what == 1:
-        return (data + rnd.choice((*DICTIONARY, data[:20])))[:most]
-    if what == 2:
-        return _build_chunks(scramble(rest, most))[rnd.randrange(2)][:most]
-    return (scramble(head, 12) + rest)[:most]
+        message += rnd.choice((*DICTIONARY, data[:20]))
+    elif what == 2:
+        message = _build_chunks(scramble(message[8:], most))[rnd.randrange(2)]
+    else:
+        message = scramble(message[:8], 12) + message[8:]
+    return client.message(message, rnd.random() < 0.05)[:most]

@@ -106,6 +106,7 @@ PARTS: Final[dict[str, bytes]] = {
     "table of 4096": client.frame(client.HEADERS, client.END_HEADERS, 19, b"\x3f\xe1\x1f" + client.block()),
     "echo": client.data(1, client.message(b"echo this")),
     "echo on 3": client.data(3, client.message(b"echo that") * 3),
+    "quick": client.data(1, client.message(b"quick")),
     "large": client.data(1, client.message(b"big")),
     "many": client.data(1, client.message(b"many")),
     "end": client.data(1, client.message(b"finish")),
@@ -149,6 +150,7 @@ PARTS: Final[dict[str, bytes]] = {
 }
 
 _SESSIONS: Final = (
+    "call, quick, quick, echo, quick, shut, quick, wide, quick, finish, quick",
     "call, echo, second call, echo on 3, large, window, half close, finish",
     "call, cut message, rest of it, many, end",
     "in parts, full frame, reset, ping, settings, third call",
