@@ -41,6 +41,7 @@ from envoy_ext.services.guarded_store import GuardedStore
 from envoy_ext.services.health import HealthState
 from envoy_ext.services.hop_reports import HopReports
 from envoy_ext.services.leases import Leases
+from envoy_ext.services.loop_watch import LoopWatch
 from envoy_ext.services.opening import Minting
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.retention import Retention
@@ -196,6 +197,14 @@ class App:
         self._cancels = build_cancels(config, watch.scraper, fleet, background, metrics)
         metrics.admission.watch_queues(queues.count_waiting)
         self._socket_diag = SocketDiag()
+        loop_watch = LoopWatch(
+            config.limits.max_event_loop_lag,
+            queue_policy.classes,
+            self.clock,
+            on_look=metrics.loop.note_look,
+            on_shed=metrics.loop.shed.inc,
+        )
+        metrics.loop.watch(lambda: loop_watch.lag)
         fences = Fences(fleet.places, ConnectProbe(), self.clock, fleet.note_refusal)
         self._exchanges = Exchanges(
             journal=journal,
@@ -213,6 +222,7 @@ class App:
             keeping=build_keeping(config.idempotency),
             results=build_results(config),
             ledger=None if config.tools is None else journal,
+            loop_watch=loop_watch,
         )
         reports = HopReports(self._exchanges, self.clock, background, fences, self._socket_diag)
         journal.on_back(self._exchanges.note_store_back)
@@ -286,6 +296,7 @@ class App:
         self._lease_doors = LeaseDoors(config, Leases(self._exchanges, fleet.streams, self.clock))
         await self._lease_doors.start()
         self._run(fleet.run(), observer)
+        self._run(loop_watch.run(), observer)
         self._run(watch.watcher.run(), observer)
         if job_parts is not None:
             self._run(job_parts.runner.run(), observer)

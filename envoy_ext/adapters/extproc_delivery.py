@@ -127,6 +127,8 @@ class DeliverySession(ChunkSession):
             self._arrivals.refuse(self, arrival)
         elif request.end_of_stream:
             self._arrive(arrival, b"")
+        elif (closed := self._arrivals.find_closure(arrival)) is not None:
+            self._arrivals.refuse(self, closed)
         else:
             self._body_expected = True
             self._arrival = arrival

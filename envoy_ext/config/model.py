@@ -2,7 +2,7 @@
 
 from ipaddress import ip_address
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -116,6 +116,18 @@ class Envoy(Section):
     """The Unix socket between Envoy's two listeners; None: `egress.sock` beside the sidecar's socket."""
 
 
+LEAST_LAG_S: Final = 0.01
+"""A loop that has enough to do is late by some milliseconds, and does all of it."""
+
+
+def _check_lag(seconds: float) -> float:
+    if 0 < seconds < LEAST_LAG_S:
+        raise PydanticCustomError(
+            "lag", "must be at least 10ms: a busy loop is late by some of them; or 0, which refuses nothing"
+        )
+    return seconds
+
+
 class Limits(Section):
     max_request_bytes: Annotated[int, SizeBetween("1KiB", "1GiB")] = 16 << 20
     """Larger bodies get 413; up to it a body can be replayed."""
@@ -123,6 +135,8 @@ class Limits(Section):
     """A stream with a larger event passes on unwatched."""
     client_write_stall: Duration = 60.0
     """How long a client may take nothing of what waits for it."""
+    max_event_loop_lag: Annotated[DurationOrZero, AfterValidator(_check_lag)] = 0.1
+    """Above it, when it lasts, new requests are refused; 0: never."""
 
 
 class RetryBudget(Section):

@@ -51,6 +51,7 @@ from envoy_ext.observability.admission_metrics import AdmissionMetrics
 from envoy_ext.observability.fleet_metrics import FleetMetrics
 from envoy_ext.observability.job_metrics import JobMetrics
 from envoy_ext.observability.journal_metrics import JournalMetrics
+from envoy_ext.observability.loop_metrics import LoopMetrics
 from envoy_ext.observability.quick_histogram import QuickHistogram
 from envoy_ext.observability.tool_metrics import ToolMetrics
 
@@ -76,6 +77,7 @@ class Metrics:
         self.admission = AdmissionMetrics(registry, self._inflight_counts)
         self.fleet = FleetMetrics(registry, self._inflight_counts)
         self.journal = JournalMetrics(registry)
+        self.loop = LoopMetrics(registry)
         self.tools = ToolMetrics(registry, tools)
         self.jobs = JobMetrics(registry, self._inflight_counts)
         self._create_known_series()

@@ -113,7 +113,7 @@ class Arrivals:
     def arrive(self, arrival: Arrival, sink: DeliverySink) -> Delivery:
         """A whole request has come; the sink is sent ForwardRequest, HoldRequest or an error."""
         delivery = Delivery(sink, self._fleet.streams.note_bytes, self._queues)
-        closed = self._exchanges.find_closure(arrival.request_id, arrival)
+        closed = self.find_closure(arrival)
         if closed is not None:
             self.refuse(sink, closed)
             return delivery
@@ -174,6 +174,10 @@ class Arrivals:
         arrival = self.heads.decide_head(head, sender)
         if isinstance(arrival, ClientError):
             return arrival
+        return self.find_closure(arrival)
+
+    def find_closure(self, arrival: Arrival) -> ClientError | None:
+        """Why this request is not taken at this moment, whatever its body says; None when it is."""
         return self._exchanges.find_closure(arrival.request_id, arrival)
 
     def refuse(self, sink: DeliverySink, error: ClientError, pool: PoolName | None = None) -> None:

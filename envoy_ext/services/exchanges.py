@@ -52,6 +52,7 @@ from envoy_ext.services.exchange_replicas import ExchangeReplicas
 from envoy_ext.services.fences import Fences
 from envoy_ext.services.fleet import Fleet
 from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.loop_watch import LoopWatch
 from envoy_ext.services.opening import Minting, Opening, RunOf
 from envoy_ext.services.owed_ends import OwedEnds
 from envoy_ext.services.queues import Queues
@@ -82,12 +83,14 @@ class Exchanges:
         keeping: KeepingPolicy | None = None,
         results: KeepingPolicy | None = None,
         ledger: ToolLedger | None = None,
+        loop_watch: LoopWatch | None = None,
     ) -> None:
         """`ledger`: of tool calls, where there are tools; read before anything is done again.
 
         `results`: how those of jobs are kept.
         """
         self._ledger = ledger
+        self._loop_watch = loop_watch
         policy = replace(policy, watches_tools=ledger is not None)
         self._queues = queues
         self._keeper = keeper
@@ -250,7 +253,14 @@ class Exchanges:
         if not self._keeper.may_act and not (arrival and self._unrecorded.takes_now(arrival)):
             message = "This gateway cannot be told from one that is gone, so it takes no requests."
             return ClientError("upstream_unavailable", request_id, message=message)
-        return None
+        if arrival is None or self._loop_watch is None:
+            return None
+        return self._loop_watch.find_refusal(request_id, arrival.request_class)
+
+    @property
+    def starts_jobs(self) -> bool:
+        """Whether a job that waits may begin, as far as the sidecar's own time goes."""
+        return self._loop_watch is None or not self._loop_watch.sheds_jobs
 
     def find_store_refusal(self, arrival: Arrival) -> ClientError | None:
         """Whether a request could not be recorded at this moment, and does not go on without that."""

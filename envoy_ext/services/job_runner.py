@@ -321,6 +321,9 @@ class JobRunner:
         request = await self._store.read_job_request(one.job.job_id)
         if request is None or self._exchanges.find_closure(one.job.request_id) is not None:
             return None
+        if not self._exchanges.starts_jobs:
+            self._paused[one.pool] = self._clock.now() + PAUSE_S
+            return None
         one.attempts = await self._count_attempts(one.job)
         arrival, admitted = self._read(one.job, request)
         if isinstance(admitted, Admitted) and not self._move(one, admitted.pool, run_id):

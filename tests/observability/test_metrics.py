@@ -75,6 +75,9 @@ LABELS = {
     "envoy_ext_journal_forgotten_total": {"why"},
     "envoy_ext_callers_file_in_force": set(),
     "envoy_ext_bugs_total": set(),
+    "envoy_ext_event_loop_lag_seconds_count": set(),
+    "envoy_ext_event_loop_shed_total": set(),
+    "envoy_ext_event_loop_shedding": set(),
     "envoy_ext_build_info": {"version"},
 }
 

@@ -39,6 +39,7 @@ from envoy_ext.services.fleet import Fleet, FleetPool
 from envoy_ext.services.hop_reports import HopReports
 from envoy_ext.services.joiners import JoinPolicy
 from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.loop_watch import LoopWatch
 from envoy_ext.services.opening import Minting
 from envoy_ext.services.queues import Queues
 from envoy_ext.services.rooms import Rooms
@@ -117,6 +118,8 @@ class Sidecar:
     """Who is let in; None: anybody."""
     circuit: CircuitPolicy | None = None
     """Of the first pool."""
+    loop_watch: LoopWatch | None = None
+    """Of the event loop; None: nobody looks."""
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
@@ -177,6 +180,7 @@ class Sidecar:
             ledger=self.ledger,
             trace=self.trace,
             keeping=self.keeping,
+            loop_watch=self.loop_watch,
         )
         self.reports = HopReports(self.exchanges, clock, background, fences, self.connections)
         self.rules = AdmissionRules(
