@@ -42,6 +42,9 @@ _NOT_KEPT: Final = frozenset(
     }
 )
 
+_PREFIX_CHARS: Final = len(names.ENVOY_PREFIX)
+_FORGEABLE: Final = frozenset({names.MESH_ATTEMPT, OPERATION_ID, ATTEMPT_ID})
+
 MAX_ID_CHARS: Final = 128
 MAX_KEY_CHARS: Final = 255
 """Stripe's limit for idempotency keys, which most clients follow."""
@@ -56,7 +59,8 @@ def read_headers(header_map: Any) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for header in header_map.headers:
-        value = _read_value(header)
+        raw = header.raw_value
+        value = raw.decode("utf-8", "surrogateescape") if raw else header.value
         name = header.key.lower()
         if name not in found:
             found[name] = value
@@ -91,6 +95,8 @@ def list_kept(header_map: Any) -> tuple[tuple[str, str], ...]:
 
 def are_too_many(header_map: Any) -> bool:
     """Whether a client's headers are more, or longer, than are taken from a client."""
+    if len(header_map.headers) <= MAX_HEADERS and header_map.ByteSize() <= MAX_HEADERS_BYTES:
+        return False  # with lengths and tags it is larger than what counts
     count = sum(not header.key.startswith(":") for header in header_map.headers)
     size = sum(len(header.key) + len(header.raw_value or header.value) for header in header_map.headers)
     return count > MAX_HEADERS or size > MAX_HEADERS_BYTES
@@ -102,7 +108,9 @@ def list_hostile(headers: Iterable[str]) -> list[str]:
     Envoy obeys x-envoy-retry-on, x-envoy-upstream-rq-timeout-ms and others from whoever it takes
     for internal, and behind another proxy that may be anyone.
     """
-    return [name for name in headers if name.startswith(names.ENVOY_PREFIX) or name == names.MESH_ATTEMPT]
+    return [
+        name for name in headers if name[:_PREFIX_CHARS] == names.ENVOY_PREFIX or name == names.MESH_ATTEMPT
+    ]
 
 
 def list_forged(headers: Iterable[str]) -> list[str]:
@@ -110,7 +118,7 @@ def list_forged(headers: Iterable[str]) -> list[str]:
 
     Whoever calls a tool while it serves the request may pass those names on, for its own.
     """
-    return [*list_hostile(headers), *(name for name in headers if name in (OPERATION_ID, ATTEMPT_ID))]
+    return [name for name in headers if name[:_PREFIX_CHARS] == names.ENVOY_PREFIX or name in _FORGEABLE]
 
 
 def read_request_id(headers: dict[str, str]) -> str | None:

@@ -114,3 +114,25 @@ def test_a_name_that_stands_twice_is_kept_as_one() -> None:
 def test_the_wish_to_come_back_is_read_as_the_rfc_has_it(given: list[str], wanted: bool) -> None:
     headers = h.read_headers(header_map(*(("Prefer", one) for one in given)))
     assert h.prefers_async(headers) is wanted
+
+
+@pytest.mark.parametrize(
+    ("headers", "too_many"),
+    [
+        ([(":path", "/"), *((f"x-{number}", "") for number in range(100))], False),
+        ([(":path", "/"), *((f"x-{number}", "") for number in range(101))], True),
+        # Lengths and tags of the message do not count, only names and values.
+        ([(f"{number:010}", "v" * 1014) for number in range(60)], False),
+        ([(f"{number:010}", "v" * 1014) for number in range(60)] + [("y", "")], True),
+        ([("x", "v" * h.MAX_HEADERS_BYTES)], True),
+    ],
+)
+def test_where_a_client_has_too_many_headers(headers: list[tuple[str, str]], too_many: bool) -> None:
+    assert h.are_too_many(header_map(*headers)) is too_many
+
+
+def test_what_no_replica_may_see_of_a_clients_headers() -> None:
+    allowed = ("x-envoy", "x-request-id", "envoy-x", "operation-id")
+    forged = ("x-envoy-", "x-envoy-retry-on", "x-ext-mesh-attempt", "x-operation-id", "x-attempt-id")
+    assert set(h.list_forged([*allowed, *forged])) == set(forged)
+    assert set(h.list_hostile([*allowed, *forged])) == set(forged[:3])
