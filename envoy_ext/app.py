@@ -223,6 +223,7 @@ class App:
             results=build_results(config),
             ledger=None if config.tools is None else journal,
             loop_watch=loop_watch,
+            max_requests=config.limits.max_requests,
         )
         reports = HopReports(self._exchanges, self.clock, background, fences, self._socket_diag)
         journal.on_back(self._exchanges.note_store_back)

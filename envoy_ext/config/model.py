@@ -128,7 +128,13 @@ def _check_lag(seconds: float) -> float:
     return seconds
 
 
+MOST_REQUESTS: Final = 50_000
+"""A request whose answer is waited for takes two of the 100,000 streams that Envoy opens to the sidecar."""
+
+
 class Limits(Section):
+    max_requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] = 20_000
+    """In flight at once, over all pools, with those that wait for a slot; what comes beyond them gets 429."""
     max_request_bytes: Annotated[int, SizeBetween("1KiB", "1GiB")] = 16 << 20
     """Larger bodies get 413; up to it a body can be replayed."""
     max_sse_event_bytes: Annotated[int, SizeBetween("1KiB", "256MiB")] = 1 << 20

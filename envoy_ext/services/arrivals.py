@@ -140,6 +140,8 @@ class Arrivals:
             opening = Opening(arrival, admitted, key, operation_id, None, ledger_id=ledger_id)
             if self._wants_job(arrival):
                 self._background.run(self._submit(delivery, opening))
+            elif overflow := self._exchanges.find_overflow(arrival.request_id):
+                self.refuse(sink, overflow, admitted.pool)
             else:
                 placed = self._ladders.place(opening)
                 if isinstance(placed, BecomesJob):
@@ -369,6 +371,10 @@ class Arrivals:
         )
         if self._wants_job(arrival):
             await self._submit(one.delivery, opening)
+            return False
+        overflow = self._exchanges.find_overflow(arrival.request_id)
+        if overflow is not None:
+            self.refuse(sink, overflow, admitted.pool)
             return False
         return await self._open_placed(one.delivery, self._ladders.place(opening), admitted.pool)
 

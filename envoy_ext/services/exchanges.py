@@ -84,13 +84,15 @@ class Exchanges:
         results: KeepingPolicy | None = None,
         ledger: ToolLedger | None = None,
         loop_watch: LoopWatch | None = None,
+        max_requests: int | None = None,
     ) -> None:
         """`ledger`: of tool calls, where there are tools; read before anything is done again.
 
-        `results`: how those of jobs are kept.
+        `results`: how those of jobs are kept. `max_requests`: how many may be in flight; None: any number.
         """
         self._ledger = ledger
         self._loop_watch = loop_watch
+        self._max_requests = max_requests
         policy = replace(policy, watches_tools=ledger is not None)
         self._queues = queues
         self._keeper = keeper
@@ -261,6 +263,13 @@ class Exchanges:
     def starts_jobs(self) -> bool:
         """Whether a job that waits may begin, as far as the sidecar's own time goes."""
         return self._loop_watch is None or not self._loop_watch.sheds_jobs
+
+    def find_overflow(self, request_id: str) -> ClientError | None:
+        """Whether one more would be more than may be in flight: each costs memory, whoever computes it."""
+        if self._max_requests is None or len(self._live) < self._max_requests:
+            return None
+        message = "As many requests are in flight at this gateway as may be at once."
+        return ClientError("queue_full", request_id, message=message)
 
     def find_store_refusal(self, arrival: Arrival) -> ClientError | None:
         """Whether a request could not be recorded at this moment, and does not go on without that."""

@@ -40,6 +40,7 @@ def test_the_smallest_file_has_the_documented_defaults() -> None:
     assert config.limits.max_sse_event_bytes == 1024 * 1024
     assert config.limits.client_write_stall == 60
     assert config.limits.max_event_loop_lag == 0.1
+    assert config.limits.max_requests == 20_000
     assert (config.retry_budget.percent, config.retry_budget.min_concurrency) == (20, 3)
     assert (config.lease.ttl, config.lease.renew, config.lease.margin) == (6, 2, 1)
     assert (config.admission.queue, config.admission.max_wait, config.admission.classes) == (256, 30, {})
@@ -104,6 +105,7 @@ def test_every_key_is_read() -> None:
     assert (config.envoy.resources, config.envoy.endpoints) == ("static", "xds")
     assert config.limits.client_write_stall == 120
     assert config.limits.max_event_loop_lag == 0.25
+    assert config.limits.max_requests == 500
     assert config.lease.margin == 0.5
     assert config.lease.http is not None
     assert (config.lease.http.address, config.lease.http.port) == ("127.0.0.1", 9903)

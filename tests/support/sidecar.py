@@ -120,6 +120,8 @@ class Sidecar:
     """Of the first pool."""
     loop_watch: LoopWatch | None = None
     """Of the event loop; None: nobody looks."""
+    max_requests: int | None = None
+    """In flight at once."""
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
@@ -181,6 +183,7 @@ class Sidecar:
             trace=self.trace,
             keeping=self.keeping,
             loop_watch=self.loop_watch,
+            max_requests=self.max_requests,
         )
         self.reports = HopReports(self.exchanges, clock, background, fences, self.connections)
         self.rules = AdmissionRules(
