@@ -136,6 +136,8 @@ class ServerCalls:
         """A drain was asked for, and the last call is over."""
         self.failure: str | None = None
         """Which rule the client broke; the connection has to be closed behind the output."""
+        self.held = 0
+        """Bytes of messages that are begun, over all calls."""
         self._deadlines: list[tuple[float, int, Call]] = []
         self._numbers = itertools.count()
         self._playing = False
@@ -283,13 +285,18 @@ class ServerCalls:
         handler = call.handler
         if handler is None or call.finished:
             return
+        messages = call.messages
+        held = messages.held
         try:
-            for message in call.messages.read(data):
+            for message in messages.read(data):
                 handler.receive(message)
                 if call.finished:
                     break
         except CallFault as fault:
             call.finish(fault.status, fault.detail)
+        self.held += messages.held - held
+        if messages.parts and self.held > self.connection.limits.max_unfinished_bytes:
+            call.finish(Status.RESOURCE_EXHAUSTED, "too much of messages that are not whole")
 
     def _half_close(self, call: Call) -> None:
         if call.handler is None or call.finished:
@@ -307,5 +314,7 @@ class ServerCalls:
         call.finished = True
         handler, call.handler = call.handler, None
         call.quick = None
+        self.held -= call.messages.held
+        call.messages.drop()
         if handler is not None:
             handler.closed()

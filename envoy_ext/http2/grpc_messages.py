@@ -12,6 +12,10 @@ pack_prefix: Final = struct.Struct(">BI").pack
 """A compressed-flag, and the message's length."""
 
 
+_SMALL: Final = 512
+"""Bytes of a part that is copied to those before it: kept as it is, it would cost many times its size."""
+
+
 class Messages:
     """Cuts a call's bytes into messages; the cost of a large one grows with its length and no faster."""
 
@@ -20,7 +24,7 @@ class Messages:
     def __init__(self, largest: int) -> None:
         """`largest` bounds one message, in bytes."""
         self._largest = largest
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | bytearray] = []
         """What has come of a message that is not whole."""
         self._size = 0
         self._length = PREFIX_BYTES
@@ -31,6 +35,15 @@ class Messages:
         """Whether no message is begun."""
         return not self.parts
 
+    @property
+    def held(self) -> int:
+        """Bytes of a message that is begun."""
+        return self._size if self.parts else 0
+
+    def drop(self) -> None:
+        """Forget what was begun."""
+        self.parts.clear()
+
     def read(self, data: bytes) -> Iterator[bytes]:
         """Messages that are whole with this.
 
@@ -38,7 +51,7 @@ class Messages:
             CallFault: one that is too large, or compressed.
         """
         if self.parts:
-            self.parts.append(data)
+            self._keep(data)
             self._size += len(data)
             if self._size < self._length:
                 return
@@ -62,3 +75,13 @@ class Messages:
         self.parts.append(data[at:])
         self._size = size - at
         self._length = PREFIX_BYTES + (length if size - at >= PREFIX_BYTES else 0)
+
+    def _keep(self, data: bytes) -> None:
+        if len(data) >= _SMALL:
+            self.parts.append(data)
+            return
+        last = self.parts[-1]
+        if isinstance(last, bytearray):
+            last += data
+        else:
+            self.parts.append(bytearray(data))

@@ -29,6 +29,9 @@ class Limits:
     """What a stream may have on its way to us, or with us and not taken."""
     connection_window: int = 512 << 20
     """The same over all streams: those of 2,048 clients that take nothing, while others go on."""
+    max_unfinished_bytes: int = 512 << 20
+    """Of messages that are not whole, over all streams: windows are given back for them, since a message may
+    be larger than a window. A call that goes beyond is refused."""
     max_unsent_answers: int = 1_000
     """Acknowledgements and refusals that wait for a peer which reads nothing; nghttp2's number."""
     max_unread_frames: int = 100_000

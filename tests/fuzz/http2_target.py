@@ -46,6 +46,7 @@ _LOW: Final = Limits(
     max_header_fields=12,
     max_continuations=3,
     max_streams=4,
+    max_unfinished_bytes=10_000,
     stream_window=65_535,
     connection_window=100_000,
     max_unsent_answers=8,
@@ -304,6 +305,7 @@ class _Session:
         held = self.calls.connection.statistics()
         assert 0 <= held["uncredited"] <= self.limits.connection_window
         assert held["streams"] <= self.limits.max_streams
+        assert 0 <= self.calls.held <= self.limits.max_unfinished_bytes + len(data)
 
     def _obey(self, one: Frame) -> None:
         number = one.payload[0] if one.payload else 0
@@ -393,6 +395,7 @@ class _Session:
         held = calls.connection.statistics()
         assert calls.open_calls == held["streams"] == held["uncredited"] == 0
         assert calls.list_handlers() == []
+        assert calls.held == 0
         assert all(handler.is_closed for handler in self.handlers), "a handler that was not told"
         assert calls._next_call_deadline() is None
         for handler in self.handlers:  # nothing that is said too late does anything

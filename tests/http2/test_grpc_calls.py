@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from envoy_ext.http2.errors import ErrorCode
 from envoy_ext.http2.grpc_calls import Call
 from envoy_ext.http2.grpc_wire import Status
+from envoy_ext.http2.limits import Limits
 from tests.support import http2_client as client
 from tests.support.grpc_play import LARGEST, GrpcPlay
 
@@ -146,11 +147,12 @@ def test_a_large_message_byte_by_byte_is_put_together_once() -> None:
     play.send(client.headers(1))
     messages = play.handlers[0].call.messages
     body = client.message(b"x" * 100_000)
-    found, most = [], 0
+    found, places = [], set()
     for at in range(len(body)):
         found += messages.read(body[at : at + 1])
-        most = max(most, len(messages.parts))
-    assert most > 99_000
+        if at > 10 and messages.parts:
+            places.add(tuple(map(id, messages.parts)))
+    assert len(places) == 1, "in one place that grows"
     assert found == [b"x" * 100_000]
     assert messages.is_between
 
@@ -176,6 +178,40 @@ def test_a_message_that_is_too_large_is_refused_by_its_length_alone() -> None:
     assert play.answers[1].status == ("8", "a message larger than is taken")
     assert play.answers[1].reset == ErrorCode.NO_ERROR
     assert play.handlers[0].closes == 1
+
+
+def test_small_parts_of_a_message_cost_no_more_than_they_are() -> None:
+    play = GrpcPlay()
+    play.send(client.headers(1))
+    messages = play.handlers[0].call.messages
+    body, found = client.message(bytes(range(250)) * 400), []
+    sizes = [1, 2, 600, 3, 511, 512, 5, 20_000]
+    at = 0
+    while at < len(body):
+        size = sizes[at % len(sizes)]
+        found += messages.read(body[at : at + size])
+        at += size
+        small = sum(len(part) < 512 for part in messages.parts)
+        assert len(messages.parts) <= 2 + 2 * at // 512
+        assert small <= 2 + at // 512
+    assert found == [body[5:]]
+
+
+def test_messages_that_are_begun_have_a_bound_over_all_calls() -> None:
+    """The call that goes beyond is refused, not the connection; what is over counts no more."""
+    play = GrpcPlay(limits=Limits(max_unfinished_bytes=10_000))
+    begun = client.message(b"x" * 8_000)[:4_000]
+    for number in (1, 3, 5):
+        play.send(client.headers(number), client.data(number, begun))
+    assert (play.answers[5].status[0], play.handlers[2].closes) == ("8", 1)
+    assert play.calls.held == 8_000
+    play.send(client.rst_stream(1), client.headers(7), client.data(7, begun))
+    assert 7 not in play.answers
+    play.send(client.data(3, b"x" * 4_005), client.data(7, b"x" * 4_005))
+    assert [handler.heard for handler in play.handlers] == [[], [b"x" * 8_000], [], [b"x" * 8_000]]
+    assert play.calls.held == 0
+    play.send(client.headers(9), client.data(9, client.message(b"y" * 15_000)))
+    assert play.handlers[4].heard == [b"y" * 15_000], "a message that comes whole is not held"
 
 
 @pytest.mark.parametrize("flag", [1, 2, 255])
