@@ -100,7 +100,7 @@ _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 def build_clusters(config: Config) -> list[Cluster]:
     """All of them but the one that leads to the sidecar."""
-    native = config.sidecar.transport == "native"
+    native = config.sidecar.native
     return [
         *([_build_streams_cluster(config, names.CLUSTER_SIDECAR_STREAMS)] if native else []),
         _build_streams_cluster(config, names.CLUSTER_SIDECAR_LOGS),
@@ -111,7 +111,7 @@ def build_clusters(config: Config) -> list[Cluster]:
 
 def name_streams_cluster(config: Config) -> str:
     """The cluster that the filters speak to."""
-    native = config.sidecar.transport == "native"
+    native = config.sidecar.native
     return names.CLUSTER_SIDECAR_STREAMS if native else names.CLUSTER_SIDECAR
 
 
@@ -128,7 +128,7 @@ def _build_streams_cluster(config: Config, name: str) -> Cluster:
     too late for its replay.
     """
     sidecar = config.sidecar
-    if sidecar.transport == "native":
+    if sidecar.native:
         return _build_sidecar_cluster(name, config.streams_socket, sidecar.address, sidecar.streams_port)
     return _build_sidecar_cluster(name, sidecar.socket, sidecar.address, sidecar.port)
 

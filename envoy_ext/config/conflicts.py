@@ -183,7 +183,7 @@ def _find_streams_socket_conflicts(
     data: Mapping, sidecar: str, egress: object
 ) -> Iterator[tuple[Location, str]]:
     """The native transport has a socket of its own, beside the sidecar's."""
-    if _section(data, ("sidecar",)).get("transport") != "native":
+    if _section(data, ("sidecar",)).get("transport") not in (None, "native"):
         return
     streams = sidecar.rpartition("/")[0] + f"/{STREAMS_SOCKET}"
     message = (

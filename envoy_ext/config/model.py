@@ -56,11 +56,19 @@ class Sidecar(Section):
     socket: SocketPath | None = None
     address: IpAddress | None = None
     port: Port | None = None
-    transport: Literal["grpc_aio", "native"] = "grpc_aio"
+    transport: Literal["native", "grpc_aio"] | None = None
     """What carries the streams of requests: `grpc_aio`, gRPC's own server; `native`, one of our own beside
-    it, which costs a fraction of that and serves an Envoy on the same host alone."""
+    it, which costs a fraction of that and serves an Envoy on the same host alone. None: `native` where a
+    place is given for it, which `socket` and `streams_port` do."""
     streams_port: Port | None = None
     """Where `native` listens beside `port`. Beside `socket` it is the socket `streams.sock`."""
+
+    @property
+    def native(self) -> bool:
+        """Whether the streams of requests go over the native transport."""
+        if self.transport is None:
+            return self.socket is not None or self.streams_port is not None
+        return self.transport == "native"
 
     @model_validator(mode="after")
     def _check_one_way(self) -> Self:
@@ -74,18 +82,18 @@ class Sidecar(Section):
 
     @model_validator(mode="after")
     def _check_transport(self) -> Self:
-        native = self.transport == "native"
+        native = self.native
         if self.streams_port is not None and not (native and self.port is not None):
             raise PydanticCustomError(
-                "sidecar", "has streams_port without transport: native and a port: remove it, or set both"
+                "sidecar", "has streams_port, which is for transport: native beside a port: remove it"
             )
         if not native or self.address is None:
             return self
         if not ip_address(self.address).is_loopback:
             raise PydanticCustomError(
                 "sidecar",
-                "has transport: native, which is for an Envoy on the same host: set address to 127.0.0.1, "
-                "or write socket in its place, or set transport to grpc_aio",
+                "has a native transport, which is for an Envoy on the same host: set address to 127.0.0.1, "
+                "or write socket in its place, or remove streams_port and set transport to grpc_aio",
             )
         if self.streams_port is None:
             raise PydanticCustomError(
@@ -282,7 +290,7 @@ class Config(Section):
     def streams_socket(self) -> str | None:
         """The Unix socket of the native transport; None where there is none, or it listens at a port."""
         sidecar = self.sidecar
-        if sidecar.transport != "native" or sidecar.socket is None:
+        if not sidecar.native or sidecar.socket is None:
             return None
         return str(PurePosixPath(sidecar.socket).with_name(STREAMS_SOCKET))
 

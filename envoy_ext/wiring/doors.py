@@ -115,7 +115,7 @@ def build_grpc(
         ),
     )
     grpc = GrpcServer(services, lambda outbox, dialect: AdsSession(hub, outbox, dialect))
-    return EnvoyDoor(config, grpc, NativeServer(services) if config.sidecar.transport == "native" else None)
+    return EnvoyDoor(config, grpc, NativeServer(services) if config.sidecar.native else None)
 
 
 async def _listen(server: GrpcServer | NativeServer, address: str, socket: str | None) -> int:

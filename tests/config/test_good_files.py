@@ -233,9 +233,16 @@ def test_the_native_transport_moves_with_them() -> None:
     assert moved.streams_socket == "/tmp/private/streams.sock"
 
 
-def test_there_is_no_other_socket_unless_the_native_transport_is_chosen() -> None:
-    assert load("smallest").sidecar.transport == "grpc_aio"
-    assert load("smallest").streams_socket is None
+def test_the_native_transport_is_there_where_it_has_a_place() -> None:
+    assert load("smallest").sidecar.native
+    assert load("smallest").streams_socket == "/run/envoy-ext/streams.sock"
+    for place, native in (
+        ({"socket": "/run/a.sock", "transport": "grpc_aio"}, False),
+        ({"address": "127.0.0.1", "port": 9903}, False),
+        ({"address": "10.0.0.9", "port": 9903}, False),
+        ({"address": "127.0.0.1", "port": 9903, "streams_port": 9904}, True),
+    ):
+        assert Sidecar(**place).native is native
 
 
 def test_a_private_directory_too_deep_for_a_socket_is_a_mistake_with_its_path() -> None:

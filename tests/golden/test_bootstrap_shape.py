@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "native over tcp6": {
         "sidecar": {"address": "::1", "port": 9903, "transport": "native", "streams_port": 9904}
     },
+    "grpc.aio": {"sidecar": {"socket": "/run/a/s.sock", "transport": "grpc_aio"}},
     "no admin port": {"envoy": {"admin": None}},
     "one attempt": {"on_upstream_failure": {"before_first_delta": {"max_attempts": 1}}},
     "no replays": {"on_upstream_failure": {"before_first_delta": {"action": "fail"}}},
@@ -204,6 +205,7 @@ def test_the_retry_budget_stands_at_the_hop_and_nowhere_else() -> None:
     }
     assert budgets == {
         names.CLUSTER_SIDECAR: None,
+        names.CLUSTER_SIDECAR_STREAMS: None,
         names.CLUSTER_SIDECAR_LOGS: None,
         names.CLUSTER_EGRESS: {"budget_percent": {"value": 7.5}, "min_retry_concurrency": 2},
         "pool_chat": None,
@@ -256,8 +258,9 @@ def find_processor_clusters(bootstrap: dict[str, Any]) -> set[str]:
     }
 
 
-def test_one_server_carries_everything_unless_told_otherwise() -> None:
-    bootstrap = render(VARIANTS["tools"])
+def test_one_server_carries_everything_where_the_native_transport_is_not_wanted() -> None:
+    aio = {"sidecar": {"socket": "/run/a/s.sock", "transport": "grpc_aio"}}
+    bootstrap = render(VARIANTS["tools"] | aio)
     assert find_places(bootstrap).keys() == {names.CLUSTER_SIDECAR, names.CLUSTER_SIDECAR_LOGS}
     assert find_processor_clusters(bootstrap) == {names.CLUSTER_SIDECAR}
 

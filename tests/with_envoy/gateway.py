@@ -202,8 +202,8 @@ async def run_gateway(
 @contextlib.asynccontextmanager
 async def run_stack(config: Config, engines: dict[str, SimEngine]) -> AsyncIterator[Gateway]:
     """The gateway alone, in front of engines that somebody else starts and ends."""
-    if os.environ.get("TRANSPORT") == "native":  # make with-envoy TRANSPORT=native
-        sidecar = Sidecar(socket=DEFAULT_SIDECAR_SOCKET, transport="native")
+    if os.environ.get("TRANSPORT") == "grpc_aio":  # make with-envoy TRANSPORT=grpc_aio
+        sidecar = Sidecar(socket=DEFAULT_SIDECAR_SOCKET, transport="grpc_aio")
         config = config.model_copy(update={"sidecar": sidecar})
     async with contextlib.AsyncExitStack() as opened:
         stack = Stack(config, find_envoy())

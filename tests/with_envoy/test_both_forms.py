@@ -25,14 +25,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOKENS = 6
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["static", "xds", "native"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["static", "xds", "grpc_aio"])
 async def gateway(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
-    """A gateway whose Envoy has its resources from there; or, by `native`, all that is not the default."""
-    native = request.param == "native"
-    envoy = {"concurrency": 1, "admin": {"port": 0}, "resources": "xds" if native else request.param}
-    sidecar = {"socket": "/run/moved.sock", "transport": "native" if native else "grpc_aio"}
+    """A gateway whose Envoy has its resources from there; or, by `grpc_aio`, all that is not the default."""
+    other = request.param == "grpc_aio"
+    envoy = {"concurrency": 1, "admin": {"port": 0}, "resources": "xds" if other else request.param}
+    sidecar = {"socket": "/run/moved.sock", "transport": "grpc_aio" if other else None}
     directory = tmp_path_factory.mktemp("gateway")
     async with run_gateway(
         directory, "abc", engine={"token_s": 0.02}, envoy=envoy, sidecar=sidecar
