@@ -173,7 +173,9 @@ def strip_filters(bootstrap: dict[str, Any], keep_hops: bool) -> dict[str, Any]:
         resources["listeners"] = [
             one for one in resources["listeners"] if one["name"] == names.LISTENER_INGRESS
         ]
-    dropped = {names.CLUSTER_SIDECAR} if keep_hops else {names.CLUSTER_SIDECAR, names.CLUSTER_EGRESS}
+    dropped = {names.CLUSTER_SIDECAR, names.CLUSTER_SIDECAR_STREAMS, names.CLUSTER_SIDECAR_LOGS}
+    if not keep_hops:
+        dropped.add(names.CLUSTER_EGRESS)
     resources["clusters"] = [c for c in resources["clusters"] if c["name"] not in dropped]
     return plain
 
