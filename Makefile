@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench memory soak fuzz simulation protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench performance memory soak fuzz simulation protos render clean
 
 setup: $(STAMP)
 
@@ -82,6 +82,11 @@ memory: setup
 # Everything that goes wrong, for half an hour (or MINUTES), and a verdict: nothing may have grown; not in `test`.
 soak: setup
 	$(BIN)/python bench/soak.py --minutes $(if $(filter file,$(origin MINUTES)),30,$(MINUTES))
+
+# Every figure of the hot path against its baseline, and whether its target was reached; 10 min: docs/performance.md.
+# Needs g++, pkg-config and libgrpc++-dev. `make performance ARGS=--keep` writes the page.
+performance: setup
+	$(BIN)/python -m bench.performance $(ARGS)
 
 # A thousand replicas on a simulated clock; runs what has no result yet: docs/simulation.md.
 simulation: setup

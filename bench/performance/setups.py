@@ -1,54 +1,34 @@
-"""The gateways under measurement, all in front of one replica: what is in an Envoy's way differs.
-
-two hops     client -> Envoy -> Unix socket -> Envoy -> replica, no sidecar
-same again   another one of these, by which the noise is known
-native       the product, on its own transport
-grpc.aio     the product, the same servicers on gRPC's server
-C++ echo     the product's bootstrap, with a C++ gRPC server in the sidecar's place that decides nothing
-"""
+"""Gateways are started here: what each is, `gateways.py` says."""
 
 import contextlib
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from bench.load.fleet import find_ports
-from bench.performance.native import build
+from bench.performance.gateways import (
+    AIO,
+    AIO_IN_MEMORY,
+    ECHO,
+    NATIVE,
+    NATIVE_AGAIN,
+    NATIVE_IN_MEMORY,
+    Gateway,
+)
+from bench.performance.programs import build
 from bench.stream_cost import build_config, run_envoy, run_process, strip_filters, with_own_socket
 from envoy_ext.bootstrap.render import render_bootstrap
-from envoy_ext.config import Config, Operations
+from envoy_ext.config import Config, Journal, Operations
 from envoy_ext.domain import names
 
-TWO_HOPS: Final = "two hops"
-AGAIN: Final = "same again"
-NATIVE: Final = "native"
-AIO: Final = "grpc.aio"
-ECHO: Final = "C++ echo"
-ALL: Final = (TWO_HOPS, AGAIN, NATIVE, AIO, ECHO)
-_TRANSPORTS: Final = {NATIVE: "native", AIO: "grpc_aio"}
-
-
-@dataclass(frozen=True)
-class Gateway:
-    """One that runs."""
-
-    name: str
-    port: int
-    """The ingress's."""
-    envoy_pid: int
-    sidecar_pid: int | None
-    operations_port: int | None
-
-    def read_cpu_us(self) -> tuple[float, float]:
-        """CPU of Envoy and of what stands beside it, in microseconds."""
-        return read_cpu_us(self.envoy_pid), 0.0 if self.sidecar_pid is None else read_cpu_us(self.sidecar_pid)
-
-
-def read_cpu_us(pid: int) -> float:
-    """CPU time of a process, by its own clock, threads included."""
-    return time.clock_gettime_ns((~pid << 3) | 2) / 1e3
+_TRANSPORTS: Final = {
+    NATIVE: "native",
+    NATIVE_AGAIN: "native",
+    NATIVE_IN_MEMORY: "native",
+    AIO: "grpc_aio",
+    AIO_IN_MEMORY: "grpc_aio",
+}
 
 
 async def open_gateway(
@@ -71,12 +51,15 @@ async def _open_product(
     (port,) = find_ports(1)
     sidecar = config.sidecar.model_copy(update={"transport": _TRANSPORTS[name]})
     config = config.model_copy(update={"sidecar": sidecar, "operations": Operations(port=port)})
+    if name in (NATIVE_IN_MEMORY, AIO_IN_MEMORY):
+        config = config.model_copy(update={"journal": Journal(store="memory")})
     written = directory / "config.yaml"
     written.write_text(config.model_dump_json(by_alias=True, exclude_defaults=True))
     process, _ = await opened.enter_async_context(
         run_process(sys.executable, "-m", "envoy_ext", "serve", "-c", str(written), ready="serves")
     )
-    return await _open_envoy(opened, name, render_bootstrap(config), directory, process.pid, port)
+    gateway = await _open_envoy(opened, name, render_bootstrap(config), directory, process.pid, port)
+    return replace(gateway, sidecar_socket=config.sidecar.socket)
 
 
 async def _open_echo(opened: contextlib.AsyncExitStack, config: Config, directory: Path) -> Gateway:

@@ -1,141 +1,42 @@
 // A fake SSE replica and its clients in one epoll thread, so that one clock times both ends of a chunk.
 //
 //   loadgen            prints `ready PORT` (the replica's), then takes commands on standard input, one a line:
-//     run mode=lock|paced|short port=P streams=N seconds=S warm=W [rate=R] [chunks=K]
+//     run mode=lock|paced|short port=P streams=N seconds=S warm=W [rate=R] [chunks=K] [pause=P]
 //     hold port=P streams=N        opens N streams, sends each its first chunk, prints `held N`
 //     release                      ends the streams that are held, prints `released N`
 //
 // lock: chunk k+1 is written when its client has read chunk k, so that nothing on the way can merge two.
-// paced: R chunks a second and stream. short: answers that are no streams, one after another on each connection.
-// chunks: requests of so many chunks, one after another; 0 is one request for the whole run.
+// paced: R chunks a second and stream, warm when all have begun. short: answers that are no streams, one after another on each connection.
+// chunks: requests of so many chunks, one after another, P seconds apart; 0 is one request for the whole run.
 //
-// Each event carries its stream and number, and a client that reads anything else ends the run with `failed WHY`.
+// Each event carries its stream and number; a client that reads anything else ends, and the run is `spoiled`.
 // `run` prints `start` when it begins to count and `stop` when it has counted, then one line of JSON.
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/tcp.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
-#include <memory>
-#include <queue>
-#include <string>
 #include <string_view>
-#include <vector>
+
+#include "replica.h"
 
 namespace {
-
-using Ns = int64_t;
-
-Ns now() {
-  timespec at;
-  clock_gettime(CLOCK_MONOTONIC, &at);
-  return at.tv_sec * 1000000000LL + at.tv_nsec;
-}
-
-[[noreturn]] void fail(const std::string& why) {
-  printf("failed %s\n", why.c_str());
-  fflush(stdout);
-  _exit(1);
-}
-
-struct Socket {
-  int fd = -1;
-  bool is_client = false;
-  int stream = -1;  // whose request this connection carries
-  std::string in, out;
-  bool waits_to_write = false;
-};
-
-struct Stream {
-  int id = 0;
-  Socket* client = nullptr;
-  Socket* replica = nullptr;  // the connection on which its request is answered now
-  bool head_read = false, chunked = false, ended = true;
-  std::string events;  // undecoded end of the body
-  long body_left = -1;
-  int written = 0, read = 0;  // chunks of this request
-  Ns asked_at = 0;
-  std::vector<Ns> written_at;
-  bool over = false;
-};
-
-enum class Mode { kLock, kPaced, kShort, kHold };
-
-struct Due {
-  Ns at;
-  int stream;
-  bool operator<(const Due& other) const { return at > other.at; }
-};
 
 struct Figures {
   long chunks = 0, requests = 0, merged = 0;
   std::vector<float> chunk_us, first_us, request_us;
 };
 
-class Generator {
+class Generator : public Replica {
  public:
-  Generator() {
-    poll_ = epoll_create1(0);
-    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-    int one = 1;
-    setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    if (bind(listener_, reinterpret_cast<sockaddr*>(&address), size) || listen(listener_, 4096)) fail("listen");
-    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
-    watch(listener_, &listener_, EPOLLIN);
-    watch(0, &stdin_, EPOLLIN);
-    printf("ready %d\n", ntohs(address.sin_port));
-    fflush(stdout);
-  }
-
   void serve() {
     while (!closed_) turn(-1);
   }
 
  private:
-  void watch(int fd, void* what, uint32_t events) {
-    epoll_event event{};
-    event.events = events;
-    event.data.ptr = what;
-    epoll_ctl(poll_, EPOLL_CTL_ADD, fd, &event);
-  }
-
-  // Sleeps to the nanosecond: whole milliseconds would have it spin before each chunk that is due.
-  void turn(Ns wait) {
-    epoll_event events[256];
-    timespec timeout{wait / 1000000000, wait % 1000000000};
-    int count = epoll_pwait2(poll_, events, 256, wait < 0 ? nullptr : &timeout, nullptr);
-    for (int i = 0; i < count; ++i) {
-      void* what = events[i].data.ptr;
-      if (what == &listener_) {
-        accept_all();
-      } else if (what == &stdin_) {
-        read_commands();
-      } else {
-        auto* socket = static_cast<Socket*>(what);
-        if (socket->fd < 0) continue;
-        if (events[i].events & EPOLLOUT) flush(socket);
-        if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(socket);
-      }
-    }
-    for (auto* socket : dead_) delete socket;
-    dead_.clear();
-  }
-
   // --- commands ---------------------------------------------------------------------------------
 
-  void read_commands() {
+  void read_commands() override {
     char data[4096];
     ssize_t got = read(0, data, sizeof data);
     if (got <= 0) {
@@ -172,16 +73,15 @@ class Generator {
       mode_ = mode == "paced" ? Mode::kPaced : mode == "short" ? Mode::kShort : Mode::kLock;
       rate_ = number("rate", 50);
       chunks_a_request_ = static_cast<int>(number("chunks", 0));
+      pause_ = static_cast<Ns>(number("pause", 0) * 1e9);
       run(static_cast<int>(number("port", 0)), static_cast<int>(number("streams", 1)), number("warm", 0.5),
           number("seconds", 2));
     } else if (verb == "hold") {
       mode_ = Mode::kHold;
       chunks_a_request_ = 0;
       open(static_cast<int>(number("port", 0)), static_cast<int>(number("streams", 1)));
-      auto all_read = [&] {
-        return std::all_of(streams_.begin(), streams_.end(), [](auto& one) { return one->read > 0; });
-      };
-      while (!all_read()) turn(100000000);
+      while (!all_begun()) turn(100000000);
+      if (!spoiled_.empty()) fail(spoiled_);
       printf("held %zu\n", streams_.size());
       fflush(stdout);
     } else if (verb == "release") {
@@ -199,8 +99,12 @@ class Generator {
   void run(int port, int streams, double warm_s, double seconds) {
     counting_ = false;
     figures_ = Figures{};
+    spoiled_.clear();
     dues_ = {};
     open(port, streams);
+    for (Ns until = now() + 60000000000LL; mode_ == Mode::kPaced && !all_begun() && now() < until;) {
+      play_until(now() + 50000000);
+    }
     play_until(now() + static_cast<Ns>(warm_s * 1e9));
     printf("start\n");
     fflush(stdout);
@@ -223,7 +127,7 @@ class Generator {
     print("chunk_us", figures_.chunk_us);
     print("first_us", figures_.first_us);
     print("request_us", figures_.request_us);
-    printf("}\n");
+    printf(",\"spoiled\":\"%s\"}\n", spoiled_.c_str());
     fflush(stdout);
   }
 
@@ -251,6 +155,10 @@ class Generator {
     }
   }
 
+  bool all_begun() const {
+    return std::all_of(streams_.begin(), streams_.end(), [](auto& one) { return one->read > 0 || one->over; });
+  }
+
   void pause(double seconds) {
     Ns until = now() + static_cast<Ns>(seconds * 1e9);
     for (Ns left = until - now(); left > 0; left = until - now()) turn(left);
@@ -265,6 +173,11 @@ class Generator {
         Due due = dues_.top();
         dues_.pop();
         Stream* stream = streams_[due.stream].get();
+        if (stream->rests) {
+          stream->rests = false;
+          ask(stream);
+          continue;
+        }
         if (stream->ended) continue;
         write_chunk(stream);
         dues_.push({due.at + static_cast<Ns>(1e9 / rate_), due.stream});
@@ -277,40 +190,37 @@ class Generator {
     dues_ = {};
     for (auto& stream : streams_) {
       if (mode_ == Mode::kPaced || mode_ == Mode::kHold) end_answer(stream.get());
+      if (stream->rests) stream->over = true;
     }
     Ns until = now() + 20000000000LL;
     auto all_over = [&] {
       return std::all_of(streams_.begin(), streams_.end(), [](auto& one) { return one->over; });
     };
     while (!all_over()) {
-      if (now() > until) fail("streams that do not end");
+      if (now() > until) {
+        for (auto& stream : streams_) {
+          if (!stream->over) spoil(stream.get(), "a stream that did not end");
+        }
+      }
       turn(50000000);
     }
-    for (auto& stream : streams_) drop(stream->client);
+    for (auto& stream : streams_) {
+      if (stream->client) drop(stream->client);
+    }
     streams_.clear();
   }
 
+  // What a client should not have read, or not so: the run goes on without this stream, and says so at its end.
+  void spoil(Stream* stream, const std::string& why) {
+    if (spoiled_.empty()) {
+      for (char letter : why) spoiled_ += letter < ' ' || letter == '"' || letter == '\\' ? ' ' : letter;
+    }
+    stream->over = stream->ended = true;
+    if (stream->client) drop(stream->client);
+    stream->client = nullptr;
+  }
+
   // --- the client -------------------------------------------------------------------------------
-
-  Socket* dial(int port) {
-    auto* made = new Socket;
-    made->is_client = true;
-    made->fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(port);
-    if (connect(made->fd, reinterpret_cast<sockaddr*>(&address), sizeof address)) fail("connect");
-    adopt(made);
-    return made;
-  }
-
-  void adopt(Socket* socket) {
-    int one = 1;
-    setsockopt(socket->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    fcntl(socket->fd, F_SETFL, fcntl(socket->fd, F_GETFL) | O_NONBLOCK);
-    watch(socket->fd, socket, EPOLLIN);
-  }
 
   void ask(Stream* stream) {
     stream->head_read = stream->ended = false;
@@ -338,11 +248,13 @@ class Generator {
       if (end == std::string::npos) return;
       std::string head = socket->in.substr(0, end + 2);
       for (auto& letter : head) letter = static_cast<char>(tolower(letter));
-      if (head.compare(0, 12, "http/1.1 200") != 0) fail("an answer that is no 200: " + head.substr(0, 60));
+      if (head.compare(0, 12, "http/1.1 200") != 0) {
+        return spoil(stream, "no 200: " + socket->in.substr(0, 16) + socket->in.substr(end + 4, 200));
+      }
       stream->chunked = head.find("transfer-encoding: chunked") != std::string::npos;
       size_t length = head.find("content-length: ");
       if (length != std::string::npos) stream->body_left = atol(head.c_str() + length + 16);
-      if (!stream->chunked && stream->body_left < 0) fail("an answer without a length");
+      if (!stream->chunked && stream->body_left < 0) return spoil(stream, "an answer without a length");
       socket->in.erase(0, end + 4);
       stream->head_read = true;
     }
@@ -369,7 +281,11 @@ class Generator {
       }
     }
     socket->in.erase(0, at);
-    read_events(stream);
+    if (mode_ == Mode::kShort) {
+      if (over) check_short(stream);
+    } else {
+      read_events(stream);
+    }
     if (over) answer_over(stream);
   }
 
@@ -383,7 +299,7 @@ class Generator {
       if (content == std::string_view::npos) continue;  // the ends
       char expected[48];
       int size = snprintf(expected, sizeof expected, "s%d.%d \"", stream->id, stream->read);
-      if (event.compare(content + 11, size, expected) != 0) fail("an event out of order");
+      if (event.compare(content + 11, size, expected) != 0) return spoil(stream, "an event out of order");
       Ns arrived = now();
       if (counting_) {
         ++figures_.chunks;
@@ -407,122 +323,30 @@ class Generator {
   void check_short(Stream* stream) {
     char expected[48];
     snprintf(expected, sizeof expected, "\"content\":\"s%d.0 \"", stream->id);
-    if (stream->events.find(expected) == std::string::npos) fail("an answer to another request");
+    if (stream->events.find(expected) == std::string::npos) return spoil(stream, "an answer to another request");
     if (counting_) figures_.request_us.push_back((now() - stream->asked_at) / 1e3f);
   }
 
   void answer_over(Stream* stream) {
+    if (stream->over) return;  // spoiled
+    if (mode_ != Mode::kShort && stream->read != stream->written) {
+      return spoil(stream, "an answer without all its events");
+    }
     if (counting_) ++figures_.requests;
     if (!ending_ && (mode_ == Mode::kShort || chunks_a_request_)) {
-      ask(stream);
+      if (pause_ == 0) return ask(stream);
+      stream->rests = true;
+      dues_.push({now() + pause_, stream->id});
     } else if (ending_) {
       stream->over = true;
     } else {
-      fail("a stream that ended too soon");
+      spoil(stream, "a stream that ended too soon");
     }
   }
 
-  // --- the replica ------------------------------------------------------------------------------
+  // --- sockets ----------------------------------------------------------------------------------
 
-  void accept_all() {
-    int fd;
-    while ((fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK)) >= 0) {
-      auto* made = new Socket;
-      made->fd = fd;
-      adopt(made);
-    }
-  }
-
-  void read_request(Socket* socket) {
-    while (true) {
-      size_t end = socket->in.find("\r\n\r\n");
-      if (end == std::string::npos) return;
-      std::string head = socket->in.substr(0, end + 2);
-      for (auto& letter : head) letter = static_cast<char>(tolower(letter));
-      size_t length = head.find("content-length: ");
-      size_t body = length == std::string::npos ? 0 : atol(head.c_str() + length + 16);
-      if (socket->in.size() < end + 4 + body) return;
-      size_t id = head.find("x-bench-stream: ");
-      socket->in.erase(0, end + 4 + body);
-      if (id == std::string::npos) {  // somebody looks whether it lives
-        send(socket, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}");
-        continue;
-      }
-      size_t number = atol(head.c_str() + id + 16);
-      if (number >= streams_.size()) fail("a request of nobody");
-      answer(streams_[number].get(), socket);
-    }
-  }
-
-  void answer(Stream* stream, Socket* socket) {
-    stream->replica = socket;
-    socket->stream = stream->id;
-    if (mode_ == Mode::kShort) {
-      char body[400];
-      int size = snprintf(body, sizeof body,
-                          R"({"id":"chatcmpl-1","object":"chat.completion","created":1772423572,"model":"bench",)"
-                          R"("choices":[{"index":0,"message":{"role":"assistant","content":"s%d.0 "},)"
-                          R"("finish_reason":"stop"}],"usage":{"prompt_tokens":6,"completion_tokens":3}})",
-                          stream->id);
-      char head[160];
-      int head_size = snprintf(head, sizeof head,
-                               "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n", size);
-      stream->ended = true;
-      send(socket, std::string(head, head_size) + std::string(body, size));
-      return;
-    }
-    send(socket, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n");
-    write_chunk(stream);
-    if (mode_ == Mode::kPaced) {
-      // Each stream has a place of its own in the period, whenever its request came: what lets requests through in
-      // bursts would be measured under another load otherwise.
-      Ns period = static_cast<Ns>(1e9 / rate_);
-      Ns place = began_ + period * stream->id / static_cast<Ns>(streams_.size());
-      dues_.push({place + ((now() - place) / period + 1) * period, stream->id});
-    }
-  }
-
-  void write_chunk(Stream* stream) {
-    if (!stream->replica) return;
-    char event[320];
-    int size = snprintf(event, sizeof event,
-                        R"(data: {"id":"chatcmpl-00000000000000000000000000000001","object":"chat.completion.chunk",)"
-                        R"("created":1772423572,"model":"bench","choices":[{"index":0,"delta":{"content":"s%d.%d "},)"
-                        R"("logprobs":null,"finish_reason":null}]})"
-                        "\n\n",
-                        stream->id, stream->written++);
-    char framed[360];
-    int framed_size = snprintf(framed, sizeof framed, "%x\r\n%s\r\n", size, event);
-    stream->written_at.push_back(now());
-    send(stream->replica, std::string(framed, framed_size));
-  }
-
-  void end_answer(Stream* stream) {
-    if (stream->ended || !stream->replica) return;
-    stream->ended = true;
-    std::string last = "data: {\"id\":\"b\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"
-                       "data: [DONE]\n\n";
-    char size[16];
-    snprintf(size, sizeof size, "%zx\r\n", last.size());
-    send(stream->replica, size + last + "\r\n0\r\n\r\n");
-  }
-
-  // --- bytes ------------------------------------------------------------------------------------
-
-  void receive(Socket* socket) {
-    char data[65536];
-    while (true) {
-      ssize_t got = read(socket->fd, data, sizeof data);
-      if (got > 0) {
-        socket->in.append(data, got);
-        if (got == static_cast<ssize_t>(sizeof data)) continue;
-        break;
-      }
-      if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
-      if (socket->is_client && !ending_) fail("a connection that was closed");
-      drop(socket);
-      return;
-    }
+  void received(Socket* socket) override {
     if (socket->is_client) {
       read_answer(streams_[socket->stream].get());
     } else {
@@ -530,53 +354,18 @@ class Generator {
     }
   }
 
-  void send(Socket* socket, const std::string& data) {
-    if (socket->out.empty()) {
-      ssize_t sent = write(socket->fd, data.data(), data.size());
-      if (sent == static_cast<ssize_t>(data.size())) return;
-      if (sent < 0) sent = 0;
-      socket->out.assign(data, sent);
-    } else {
-      socket->out += data;
-    }
-    set_waiting(socket, true);
-  }
-
-  void flush(Socket* socket) {
-    ssize_t sent = write(socket->fd, socket->out.data(), socket->out.size());
-    if (sent > 0) socket->out.erase(0, sent);
-    if (socket->out.empty()) set_waiting(socket, false);
-  }
-
-  void set_waiting(Socket* socket, bool waits) {
-    if (socket->waits_to_write == waits) return;
-    socket->waits_to_write = waits;
-    epoll_event event{};
-    event.events = waits ? EPOLLIN | EPOLLOUT : EPOLLIN;
-    event.data.ptr = socket;
-    epoll_ctl(poll_, EPOLL_CTL_MOD, socket->fd, &event);
-  }
-
-  void drop(Socket* socket) {
-    if (socket->fd < 0) return;
+  void closed(Socket* socket) override {
+    if (socket->is_client) return spoil(streams_[socket->stream].get(), "a connection that was closed");
     for (auto& stream : streams_) {
       if (stream->replica == socket) stream->replica = nullptr;
     }
-    close(socket->fd);
-    socket->fd = -1;
-    dead_.push_back(socket);
+    drop(socket);
   }
 
-  int poll_, listener_, stdin_ = 0;
-  Ns began_ = 0;
   bool closed_ = false, ending_ = false, counting_ = false;
-  std::string commands_;
-  Mode mode_ = Mode::kLock;
-  double rate_ = 50;
+  std::string commands_, spoiled_;
+  Ns pause_ = 0;
   int chunks_a_request_ = 0;
-  std::vector<std::unique_ptr<Stream>> streams_;
-  std::vector<Socket*> dead_;
-  std::priority_queue<Due> dues_;
   Figures figures_;
 };
 
