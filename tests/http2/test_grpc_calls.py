@@ -395,3 +395,20 @@ def test_a_drained_connection_says_so() -> None:
     play.handlers[0].call.finish()
     play.read()
     assert play.calls.drained
+
+
+def test_the_rest_of_a_message_is_not_taken_for_one_whatever_it_looks_like() -> None:
+    play = GrpcPlay()
+    inner = client.message(b"looks whole")
+    outer = client.message(b"begin" + inner)
+    play.send(client.headers(1), client.data(1, outer[: -len(inner)]))
+    play.send(client.data(1, inner))
+    assert play.handlers[0].heard == [b"begin" + inner]
+
+
+def test_a_message_that_is_too_large_by_one_byte_is_refused_though_it_comes_in_one_frame() -> None:
+    play = GrpcPlay(limits=Limits(max_frame_bytes=LARGEST + 64, stream_window=4 * LARGEST))
+    play.send(client.headers(1), client.data(1, client.message(b"x" * LARGEST)))
+    play.send(client.headers(3), client.data(3, client.message(b"x" * (LARGEST + 1))))
+    assert [len(one) for handler in play.handlers for one in handler.heard] == [LARGEST]
+    assert play.answers[3].status[0] == "8"
