@@ -20,6 +20,7 @@ from envoy_ext.adapters.grpc_native import NativeServer
 from envoy_ext.app import App
 from envoy_ext.bootstrap.render import render_bootstrap
 from envoy_ext.domain import names
+from envoy_ext.http2.limits import Limits
 from envoy_ext.sim.engine import SimEngine
 from envoy_ext.sim.options import SimOptions
 from tests.with_envoy.asking import CHAT, ask, asking, build_body, mint_request_id, read_deltas
@@ -100,7 +101,7 @@ async def test_a_client_that_reads_nothing_leaves_no_more_than_a_window_with_the
 
 
 @contextlib.asynccontextmanager
-async def run_over_tcp(directory: Path) -> AsyncIterator[tuple[App, str]]:
+async def run_over_tcp(directory: Path, limits: Limits | None = None) -> AsyncIterator[tuple[App, str]]:
     control, streams = find_ports(2)
     place = {"address": "127.0.0.1", "port": control, "transport": "native", "streams_port": streams}
     async with contextlib.AsyncExitStack() as opened:
@@ -113,6 +114,8 @@ async def run_over_tcp(directory: Path) -> AsyncIterator[tuple[App, str]]:
         app = App(config)
         opened.push_async_callback(app.stop)
         await app.start()
+        if limits is not None:
+            server_of(app).limits = limits
         envoy = EnvoyProcess(find_envoy(), render_bootstrap(config), directory, concurrency=1)
         opened.push_async_callback(envoy.stop)
         await envoy.start()
@@ -126,6 +129,22 @@ async def test_over_tcp(tmp_path: Path) -> None:
             text = await answer.text()
         assert (answer.status, text.count("data: [DONE]")) == (200, 1)
         assert server_of(app).open_connections == 2
+
+
+async def test_an_envoy_that_is_silent_answers_that_it_is_there(tmp_path: Path) -> None:
+    """And acknowledges our SETTINGS. Its connections live on, with the log stream on one of them."""
+    limits = Limits(hello_s=2, settings_ack_s=2, ping_after_s=0.05, ping_answer_s=30)
+    async with run_over_tcp(tmp_path, limits) as (app, url), aiohttp.ClientSession() as http:
+        async with http.post(f"{url}/v1/chat/completions", json=build_body()) as answer:
+            assert answer.status == 200
+        connections = list(server_of(app)._connections)
+        waits = [one.calls.connection._patience for one in connections]
+        async with asyncio.timeout(30):
+            while not all(0 < wait._pinged_at < wait.heard_at for wait in waits):
+                await asyncio.sleep(0.02)
+        async with http.post(f"{url}/v1/chat/completions", json=build_body()) as answer:
+            assert (answer.status, (await answer.text()).count("data: [DONE]")) == (200, 1)
+        assert set(connections) <= set(server_of(app)._connections)
 
 
 async def find_way(lone: LoneEnvoy) -> str:
