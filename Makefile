@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench performance memory soak fuzz simulation protos render clean
+.PHONY: setup redis demo scenarios test lint unit with-envoy storm survival overload loss-under-load llama-cpp test-vllm bench performance peers memory soak fuzz simulation protos render clean
 
 setup: $(STAMP)
 
@@ -87,6 +87,11 @@ soak: setup
 # Needs g++, pkg-config and libgrpc++-dev. `make performance ARGS=--keep` writes the page.
 performance: setup
 	$(BIN)/python -m bench.performance $(ARGS)
+
+# The product beside LiteLLM proxy and smg, which it installs (1 GB) under build/; 7 min, not part of `test`.
+ROUNDS ?= 5
+peers: setup
+	$(BIN)/python bench/peers.py --rounds $(ROUNDS) --page
 
 # A thousand replicas on a simulated clock; runs what has no result yet: docs/simulation.md.
 simulation: setup

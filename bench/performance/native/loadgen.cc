@@ -1,7 +1,8 @@
 // A fake SSE replica and its clients in one epoll thread, so that one clock times both ends of a chunk.
 //
-//   loadgen            prints `ready PORT` (the replica's), then takes commands on standard input, one a line:
-//     run mode=lock|paced|short port=P streams=N seconds=S warm=W [rate=R] [chunks=K] [pause=P]
+//   loadgen            prints `ready PORT` (of two replicas, 127.0.0.1 and 127.0.0.2), then takes commands on standard
+//                      input, one a line:
+//     run mode=lock|paced|short port=P streams=N seconds=S warm=W [rate=R] [chunks=K] [pause=P] [key=K]
 //     hold port=P streams=N        opens N streams, sends each its first chunk, prints `held N`
 //     release                      ends the streams that are held, prints `released N`
 //
@@ -68,6 +69,7 @@ class Generator : public Replica {
       auto found = given.find(name);
       return found == given.end() ? otherwise : atof(found->second.c_str());
     };
+    authorization_ = given.count("key") ? "authorization: Bearer " + given["key"] + "\r\n" : "";
     if (verb == "run") {
       const std::string mode = given["mode"];
       mode_ = mode == "paced" ? Mode::kPaced : mode == "short" ? Mode::kShort : Mode::kLock;
@@ -231,12 +233,13 @@ class Generator : public Replica {
     stream->replica = nullptr;
     bool streams = mode_ != Mode::kShort;
     std::string body = std::string(R"({"model":"bench","stream":)") + (streams ? "true" : "false") +
-                       R"(,"messages":[{"role":"user","content":"Tell me of the sea."}]})";
+                       R"(,"messages":[{"role":"user","content":"Tell me of the sea, stream #)" +
+                       std::to_string(stream->id) + R"("}]})";
     char head[512];
     int size = snprintf(head, sizeof head,
                         "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-                        "content-length: %zu\r\nx-bench-stream: %d\r\n\r\n",
-                        body.size(), stream->id);
+                        "%scontent-length: %zu\r\n\r\n",
+                        authorization_.c_str(), body.size());
     stream->asked_at = now();
     send(stream->client, std::string(head, size) + body);
   }
@@ -365,6 +368,7 @@ class Generator : public Replica {
   bool closed_ = false, ending_ = false, counting_ = false;
   std::string commands_, spoiled_;
   Ns pause_ = 0;
+  std::string authorization_;  // for a gateway that asks for a key
   int chunks_a_request_ = 0;
   Figures figures_;
 };

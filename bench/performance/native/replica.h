@@ -42,13 +42,20 @@ class Replica : public Sockets {
       size_t length = head.find("content-length: ");
       size_t body = length == std::string::npos ? 0 : atol(head.c_str() + length + 16);
       if (socket->in.size() < end + 4 + body) return;
-      size_t id = head.find("x-bench-stream: ");
+      // Whose request it is stands in the prompt: not every gateway hands a client's fields on.
+      std::string_view asked(socket->in.data() + end + 4, body);
+      size_t id = asked.find("stream #");
+      size_t number = id == std::string_view::npos ? 0 : atol(asked.data() + id + 8);
       socket->in.erase(0, end + 4 + body);
-      if (id == std::string::npos) {  // somebody looks whether it lives
-        send(socket, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}");
+      if (id == std::string_view::npos) {  // somebody looks whether it lives, or what it serves
+        std::string said = head.find("get /v1/models") == 0
+                               ? R"({"object":"list","data":[{"id":"bench","object":"model","created":1772423572,)"
+                                 R"("owned_by":"bench","max_model_len":4096}]})"
+                               : "{}";
+        send(socket, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: " +
+                         std::to_string(said.size()) + "\r\n\r\n" + said);
         continue;
       }
-      size_t number = atol(head.c_str() + id + 16);
       if (number >= streams_.size()) fail("a request of nobody");
       answer(streams_[number].get(), socket);
     }
@@ -62,7 +69,8 @@ class Replica : public Sockets {
       int size = snprintf(body, sizeof body,
                           R"({"id":"chatcmpl-1","object":"chat.completion","created":1772423572,"model":"bench",)"
                           R"("choices":[{"index":0,"message":{"role":"assistant","content":"s%d.0 "},)"
-                          R"("finish_reason":"stop"}],"usage":{"prompt_tokens":6,"completion_tokens":3}})",
+                          R"("finish_reason":"stop"}],"usage":{"prompt_tokens":6,)"
+                          R"("completion_tokens":3,"total_tokens":9}})",
                           stream->id);
       char head[160];
       int head_size = snprintf(head, sizeof head,

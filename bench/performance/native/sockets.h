@@ -51,6 +51,11 @@ class Sockets {
     if (bind(listener_, reinterpret_cast<sockaddr*>(&address), size) || listen(listener_, 4096)) fail("listen");
     getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
     watch(listener_, &listener_, EPOLLIN);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);  // a second replica: the same port of 127.0.0.2
+    second_ = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    setsockopt(second_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(second_, reinterpret_cast<sockaddr*>(&address), size) || listen(second_, 4096)) fail("listen");
+    watch(second_, &listener_, EPOLLIN);
     watch(0, &stdin_, EPOLLIN);
     printf("ready %d\n", ntohs(address.sin_port));
     fflush(stdout);
@@ -163,13 +168,15 @@ class Sockets {
 
   void accept_all() {
     int fd;
-    while ((fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK)) >= 0) {
-      auto* made = new Socket;
-      made->fd = fd;
-      adopt(made);
+    for (int from : {listener_, second_}) {
+      while ((fd = accept4(from, nullptr, nullptr, SOCK_NONBLOCK)) >= 0) {
+        auto* made = new Socket;
+        made->fd = fd;
+        adopt(made);
+      }
     }
   }
 
-  int poll_, listener_, stdin_ = 0;
+  int poll_, listener_, second_, stdin_ = 0;
   std::vector<Socket*> dead_;
 };
