@@ -45,6 +45,11 @@ _KINDS: Final[dict[type[Record], str]] = {
 }
 _LATER_FIELDS: Final = ("ledger_id", "tool_call_id", "pool", "degraded", "job_id")
 """Left out where they say nothing: a record then is as releases before them wrote and read it."""
+_FIELDS: Final = {
+    kind: tuple((field.name, field.name in _LATER_FIELDS) for field in dataclasses.fields(kind))
+    for kind in _KINDS
+}
+_encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
@@ -59,12 +64,13 @@ def read_kind(record: Record) -> str:
 
 def encode_record(record: Record) -> str:
     """The record as one line of ASCII JSON. A number that JSON has no word for raises ValueError."""
-    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    for name in _LATER_FIELDS:
-        if name in fields and fields[name] is None:
-            del fields[name]
-    envelope = {"v": VERSION, "kind": read_kind(record), **fields}
-    return json.dumps(envelope, separators=(",", ":"), allow_nan=False)
+    kind = type(record)
+    envelope: dict[str, object] = {"v": VERSION, "kind": _KINDS[kind]}
+    for name, later in _FIELDS[kind]:
+        value = getattr(record, name)
+        if value is not None or not later:
+            envelope[name] = value
+    return _encode(envelope)
 
 
 def decode_record(text: str | bytes) -> Record:

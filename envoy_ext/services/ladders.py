@@ -147,7 +147,8 @@ class Ladders:
         opening, outcome = self._keep_body(placed.opening), placed.outcome
         match outcome:
             case Granted():
-                live.open()
+                # A begin under a key may be refused: somebody else's request may have come first.
+                live.open(at_once=opening.key_hash is None)
             case Waits():
                 pool, ladder = opening.admitted.pool, self._find(opening.arrival.request_class)
                 hear = partial(self._hear, opening, live) if ladder.rungs else live.receive

@@ -2,9 +2,10 @@
 
 Everything happens on the event loop. `receive` is synchronous; a step without records is carried
 out at once, so chunks never wait for the journal. A step with records waits for its append, and
-every later step of the same exchange waits behind it: that is the whole of the ordering, with one
-exception. The record of a whole answer comes after its last bytes: a sidecar that is killed between
-the two would otherwise leave a "completed" for what nobody was given.
+every later step of the same exchange waits behind it: that is the whole of the ordering, with two
+exceptions. The record of a whole answer comes after its last bytes: a sidecar that is killed between
+the two would otherwise leave a "completed" for what nobody was given. And a request goes on to the next
+hop while its begin is written, for which the gate in front of the replicas waits.
 
 What cannot be recorded does not happen, and the client is told; unless `services.recording` lets it go on.
 """
@@ -94,10 +95,18 @@ class LiveExchange:
         self._timer_at: float | None = None
         self._forgotten = False
 
-    def open(self) -> None:
-        """Record the operation and let the request go on."""
+    def open(self, *, at_once: bool = False) -> None:
+        """Record the operation and let the request go on.
+
+        `at_once`: it goes to the next hop without waiting for the record, which nobody can refuse. The gate
+        there waits, as behind every record: no replica is asked before this one and its own are written.
+        """
         self._say_if_never_recorded()
-        self._carry_out(self.exchange.open(self._clock.now()))
+        taken = self.exchange.open(self._clock.now())
+        if at_once:
+            self._reply(taken)
+            taken = replace(taken, replies=())
+        self._carry_out(taken)
         self._arm()
 
     def open_queued(self, until: float) -> None:

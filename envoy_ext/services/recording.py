@@ -216,7 +216,9 @@ class Recording:
                 holder = await self._journal.begin(begun, self._seat, self._after)
                 if holder is not None:
                     return BeginRefused(holder.job_id if isinstance(holder, Job) else holder.operation_id)
-            await self._journal.append([one for one in records if one is not begun], FIRST_TOKEN, answer)
+            others = [one for one in records if one is not begun]
+            if others:
+                await self._journal.append(others, FIRST_TOKEN, answer)
         except (NotOwner, SeatLost):
             return OwnershipLost(refused=True)
         return None

@@ -1,7 +1,7 @@
 """The native transport under a real Envoy: what goes over it, its other address, its change, its end.
 
-It is the default, so all other tests here play on it; `test_both_forms` plays the failures on gRPC's own server
-too, and `make with-envoy TRANSPORT=grpc_aio` everything.
+It is the default, so all other tests here play on it; `test_both_forms` plays the failures on gRPC's own
+server too, and `make with-envoy TRANSPORT=grpc_aio` everything.
 """
 
 import asyncio
