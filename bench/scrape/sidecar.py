@@ -19,6 +19,7 @@ from envoy_ext.config import load_config
 from envoy_ext.observability.fleet_metrics import FleetMetrics
 from envoy_ext.services.capacity import Capacity
 from envoy_ext.services.fleet import Fleet
+from envoy_ext.services.fleet_picture import FleetPicture
 from envoy_ext.wiring.fleet import Endpoints
 
 LOOK_S = 0.1
@@ -30,8 +31,8 @@ def divide(parts: Parts) -> None:
         engines.ENGINES[name] = replace(engine, parse=parts.wrap("parse", engine.parse))
     measured = (
         ("gates", Fleet, "receive"),
-        ("gates", Fleet, "tick"),
-        ("picture, weights", Fleet, "_build_view"),
+        ("picture, weights", FleetPicture, "read_some"),
+        ("picture, weights", FleetPicture, "take"),
         ("endpoints, push", Endpoints, "build"),
         ("endpoints, push", AdsHub, "publish"),
         ("endpoints, push", AdsHub, "_push"),

@@ -14,12 +14,13 @@ What is not known is never taken for nothing: load that no page tells is at leas
 and its share of the cache is estimated from the replicas that tell theirs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import fsum
 from typing import Final
 
-from envoy_ext.domain.fleet_view import PoolView, ReplicaView
+from envoy_ext.domain.fleet_view import PoolView, ReplicaView, list_changes
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.replica_life import SERVING, ReplicaState
 from envoy_ext.domain.replica_status import KnownLoad, Liveness, ReplicaStatus
@@ -143,31 +144,72 @@ def read_pool_load(view: PoolView, concurrency: float) -> tuple[ReplicaLoad, ...
     return tuple(read_replica_load(replica, concurrency) for replica in view.replicas)
 
 
-def measure_pool_demand(view: PoolView) -> Demand:
-    """The work in hand in a picture: `measure_demand` of its loads, without building them."""
-    return _measure([_read_work(replica.status) for replica in view.replicas])
+class PoolDemand:
+    """The work in hand of one pool, followed from picture to picture: `measure_demand` of its loads, without
+    building them, and with a look at those only that have changed."""
+
+    def __init__(self) -> None:
+        self._replicas: tuple[ReplicaView, ...] = ()
+        self._works = _Works()
+
+    def follow(self, view: PoolView) -> Demand:
+        """What there is in this picture."""
+        for old, new in list_changes(self._replicas, view.replicas):
+            if new is not None:
+                self._works.put(new.id, *_read_work(new.status))
+            elif old is not None:
+                self._works.drop(old.id)
+        self._replicas = view.replicas
+        return self._works.measure()
 
 
 def measure_demand(loads: Sequence[ReplicaLoad]) -> Demand:
     """The work in hand at this moment."""
-    return _measure([(load.requests, load.kv_cache_usage) for load in loads])
+    works = _Works()
+    for number, load in enumerate(loads):
+        works.put(number, load.requests, load.kv_cache_usage)
+    return works.measure()
 
 
-def _measure(works: Sequence[tuple[float, float | None]]) -> Demand:
-    """Where a cache is not known, its requests are taken to need as much as those of known caches do."""
-    total, known, known_requests, silent, told = 0.0, 0.0, 0.0, 0, False
-    for requests, kv_cache in works:
-        total += requests
+class _Works:
+    """What each has in hand. Where a cache is not known, its requests are taken to need as much as those of
+    known caches do."""
+
+    def __init__(self) -> None:
+        self._requests: dict[Hashable, float] = {}
+        self._caches: dict[Hashable, float] = {}
+        self._known_requests: dict[Hashable, float] = {}
+        """Of those whose cache is known."""
+        self._silent: set[Hashable] = set()
+        """Those that have requests, and whose cache is not known."""
+
+    def put(self, one: Hashable, requests: float, kv_cache: float | None) -> None:
+        self._requests[one] = requests
+        self._silent.discard(one)
         if kv_cache is not None:
-            told, known, known_requests = True, known + kv_cache, known_requests + requests
-        elif requests > 0.0:
-            silent += 1
-    if not told:
-        return Demand(total)
-    if known_requests > 0.0:
-        # No cache holds more than all of itself, however many requests were sent there.
-        known += min(float(silent), known * (total - known_requests) / known_requests)
-    return Demand(total, known)
+            self._caches[one], self._known_requests[one] = kv_cache, requests
+            return
+        self._caches.pop(one, None)
+        self._known_requests.pop(one, None)
+        if requests > 0.0:
+            self._silent.add(one)
+
+    def drop(self, one: Hashable) -> None:
+        self._requests.pop(one, None)
+        self._caches.pop(one, None)
+        self._known_requests.pop(one, None)
+        self._silent.discard(one)
+
+    def measure(self) -> Demand:
+        # Exactly rounded: the same works give the same sums, in whatever order they came to be there.
+        total = fsum(self._requests.values())
+        if not self._caches:
+            return Demand(total)
+        known, known_requests = fsum(self._caches.values()), fsum(self._known_requests.values())
+        if known_requests > 0.0:
+            # No cache holds more than all of itself, however many requests were sent there.
+            known += min(float(len(self._silent)), known * (total - known_requests) / known_requests)
+        return Demand(total, known)
 
 
 _PLACES: Final[dict[Scenario, Callable[[ReplicaLoad], str | None]]] = {

@@ -5,9 +5,12 @@ replay. It is built from statuses, profiles and the picture before, so the same 
 picture.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import compress
+from operator import is_not
+from statistics import median
 from typing import Final
 
 from envoy_ext.domain.availability import (
@@ -23,7 +26,13 @@ from envoy_ext.domain.fingerprint import Difference, Fingerprint, are_compatible
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.replica_life import ReplicaState
 from envoy_ext.domain.replica_status import ReplicaStatus
-from envoy_ext.domain.weights import WeightPolicy, cap_unknown, compute_weights
+from envoy_ext.domain.weights import (
+    WeightPolicy,
+    cap_unknown,
+    compute_first_weight,
+    compute_free_share,
+    compute_weights,
+)
 
 
 class Offer(StrEnum):
@@ -81,9 +90,26 @@ class PoolView:
     replicas: tuple[ReplicaView, ...]
     mix: tuple[str, ...]
     """One line for each field in which fingerprints are known to differ."""
+    tally: "Tally | None" = field(default=None, compare=False, repr=False)
+    """Read off the rest, so that the next picture need not look at all of it."""
 
     def find(self, replica: ReplicaId) -> ReplicaView | None:
-        return next((view for view in self.replicas if view.id == replica), None)
+        if self.tally is None:
+            return next((view for view in self.replicas if view.id == replica), None)
+        place = self.tally.places.get(replica)
+        return None if place is None else self.replicas[place]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What `update_pool_view` has to know of a whole picture."""
+
+    places: Mapping[ReplicaId, int]
+    """Where each stands in `replicas`; one object for as long as nobody comes or goes."""
+    serving: int
+    """How many serve."""
+    unknown: frozenset[ReplicaId]
+    """Those of them of which it is not known how much is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +168,125 @@ def build_pool_view(
     listed = _list_fingerprints(views)
     same = previous is not None and listed == _list_fingerprints(previous.replicas)
     mix = previous.mix if previous is not None and same else describe_mix(listed)
-    return PoolView(pool, now, weighed_at, serving.availability, serving.reason, views, mix)
+    tally = Tally(
+        places={view.id: place for place, view in enumerate(views)},
+        serving=len(members),
+        unknown=frozenset(
+            one.id for one in views if one.offer is Offer.SERVING and not _is_known(one.status, policy)
+        ),
+    )
+    return PoolView(pool, now, weighed_at, serving.availability, serving.reason, views, mix, tally)
+
+
+def update_pool_view(
+    previous: PoolView,
+    changed: Sequence[tuple[ReplicaStatus, ReplicaProfile]],
+    policy: ViewPolicy,
+    now: float,
+    read_latencies: Callable[[], Mapping[ReplicaId, float]],
+) -> PoolView | None:
+    """What `build_pool_view` builds where nobody has come or gone, and of those who are there these have
+    changed and no others, each named once. It looks at them alone.
+
+    None where all have to be looked at: weights are due, the pool does not serve by its own merit or is about
+    to change that, or what all have in common may be another.
+    """
+    tally = previous.tally
+    if (
+        tally is None
+        or previous.availability is not Availability.NORMAL
+        or _is_weighing_due(previous, policy, now)
+    ):
+        return None
+    replicas, serving, unknown = list(previous.replicas), tally.serving, set(tally.unknown)
+    came: list[int] = []
+    for status, profile in changed:
+        place = tally.places[status.replica]
+        before = replicas[place]
+        offer = _choose_offer(status, (status.replica,) if status.ready else ())
+        if _may_change_mix(previous, before, profile, offer):
+            return None
+        serves, served = offer is Offer.SERVING, before.offer is Offer.SERVING
+        serving += serves - served
+        unknown.discard(status.replica)
+        if serves and not _is_known(status, policy):
+            unknown.add(status.replica)
+        if serves and not served:
+            came.append(place)
+        replicas[place] = ReplicaView(status, profile, offer, before.weight if serves and served else 1)
+    mixed = 0 < len(unknown) < serving
+    if not serving or (mixed and came):
+        return None
+    if came:
+        _weigh_first(replicas, came, tally.places, policy, read_latencies())
+    if mixed:
+        _cap(replicas, unknown, tally.places)
+    same = unknown == tally.unknown
+    now_tally = Tally(tally.places, serving, tally.unknown if same else frozenset(unknown))
+    return replace(previous, at=now, replicas=tuple(replicas), tally=now_tally)
+
+
+def _weigh_first(
+    replicas: list[ReplicaView],
+    came: Sequence[int],
+    places: Mapping[ReplicaId, int],
+    policy: ViewPolicy,
+    latencies_s: Mapping[ReplicaId, float],
+) -> None:
+    """Weigh those that have come to serve."""
+    typical_s: float | None = None
+    if any(replicas[place].id in latencies_s for place in came):
+        there = ((replica, seconds) for replica, seconds in latencies_s.items() if replica in places)
+        serving = [seconds for one, seconds in there if replicas[places[one]].offer is Offer.SERVING]
+        typical_s = median(serving)
+    for place in came:
+        view = replicas[place]
+        latency_s = latencies_s.get(view.id)
+        weight = compute_first_weight(view.status, latency_s, typical_s, policy.weights)
+        replicas[place] = replace(view, weight=weight)
+
+
+def _cap(
+    replicas: list[ReplicaView], unknown: Collection[ReplicaId], places: Mapping[ReplicaId, int]
+) -> None:
+    """As `cap_unknown` does."""
+    known = (one for one in replicas if one.offer is Offer.SERVING and one.id not in unknown)
+    least = min(one.weight for one in known)
+    for replica in unknown:
+        view = replicas[places[replica]]
+        if view.weight > least:
+            replicas[places[replica]] = replace(view, weight=least)
+
+
+def _may_change_mix(pool: PoolView, before: ReplicaView, profile: ReplicaProfile, offer: Offer) -> bool:
+    """One that leaves cannot make the rest differ; all else may change in what they do."""
+    if profile.fingerprint != before.profile.fingerprint:
+        return True
+    leaves, comes = offer is Offer.ABSENT, before.offer is Offer.ABSENT
+    return leaves is not comes and (comes or bool(pool.mix))
+
+
+def _is_known(status: ReplicaStatus, policy: ViewPolicy) -> bool:
+    return compute_free_share(status, policy.weights) is not None
+
+
+def list_changes(
+    before: Sequence[ReplicaView], after: Sequence[ReplicaView]
+) -> Iterator[tuple[ReplicaView | None, ReplicaView | None]]:
+    """Who is another one in a later picture of a pool: what was and what is, None for one that was not or is
+    not there. Pictures share what has not changed, so that of a large pool nothing else is looked at."""
+    if len(before) == len(after):
+        differ = list(compress(zip(before, after, strict=True), map(is_not, before, after)))
+        if all(old.id == new.id for old, new in differ):
+            yield from differ
+            return
+    there = {one.id: one for one in before}
+    now = {one.id for one in after}
+    yield from ((old, None) for old in before if old.id not in now)
+    for new in after:
+        old = there.get(new.id)
+        if old is not new:
+            yield old, new
 
 
 PREFIX_WORTH: Final = 0.5
@@ -215,10 +359,14 @@ def _is_due(previous: PoolView | None, serving: Serving, policy: ViewPolicy, now
     """Whether weights may move; a pool that changes between ready and not is weighed at once."""
     if previous is None or previous.availability is not serving.availability:
         return True
+    return _is_weighing_due(previous, policy, now)
+
+
+def _is_weighing_due(previous: PoolView, policy: ViewPolicy, now: float) -> bool:
     return now >= previous.weighed_at + policy.weigh_every_s
 
 
-def _choose_offer(status: ReplicaStatus, members: frozenset[ReplicaId]) -> Offer:
+def _choose_offer(status: ReplicaStatus, members: Collection[ReplicaId]) -> Offer:
     if status.replica in members:
         return Offer.SERVING
     match status.state:

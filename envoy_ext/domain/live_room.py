@@ -25,6 +25,8 @@ class LiveRoom:
         """Slots that are taken at some replica, and nobody has told yet at which."""
         self.slots = 0
         self._limits: dict[ReplicaId, int] = {}
+        self._order: dict[ReplicaId, None] = {}
+        """As they were shown; who gets no work for a while keeps its place."""
         self._weights: dict[ReplicaId, int] = {}
         self._taken: dict[ReplicaId, int] = {}
         self._promised: dict[ReplicaId, int] = {}
@@ -40,11 +42,34 @@ class LiveRoom:
         """Another picture: these get new work, with these limits and weights. Each has a limit."""
         shown = list(replicas)
         self._limits = {one.replica: one.limit for one in shown if one.limit is not None}
+        self._order = dict.fromkeys(self._limits)
         self._weights = {one.replica: one.weight for one in shown}
         self._taken = {one.replica: one.taken for one in shown}
         self.slots = sum(self._limits.values())
         self._free = sum(max(0, self._count_free(replica)) for replica in self._limits)
         self._build_heap()
+
+    def change(self, replica: ReplicaId, room: ReplicaRoom | None) -> None:
+        """One of them in the next picture; None, or one without a limit: it is not among them."""
+        if replica in self._limits:
+            self._free -= max(0, self._count_free(replica))
+            self.slots -= self._limits.pop(replica)
+            del self._weights[replica], self._taken[replica]
+            self._entries.pop(replica, None)
+        if room is None or room.limit is None:
+            return
+        self._order[replica] = None
+        self._limits[replica], self._weights[replica] = room.limit, room.weight
+        self._taken[replica] = room.taken
+        self.slots += room.limit
+        if (free := self._count_free(replica)) > 0:
+            self._free += free
+            self._enter(replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """It is there no more."""
+        self.change(replica, None)
+        self._order.pop(replica, None)
 
     def note_taken(self, replica: ReplicaId, taken: int) -> None:
         """So many slots of a replica are taken."""
@@ -84,7 +109,8 @@ class LiveRoom:
         """What it follows, as of this moment."""
         replicas = [
             ReplicaRoom(one, limit, self._taken[one], self._weights[one])
-            for one, limit in self._limits.items()
+            for one in self._order
+            if (limit := self._limits.get(one)) is not None
         ]
         return Room(replicas, self.unplaced)
 
@@ -115,10 +141,13 @@ class LiveRoom:
         after = self._count_free(replica)
         self._free += max(0, after) - max(0, before)
         if after > max(0, before):
-            self._entries[replica] = load = self._weigh(replica)
-            heappush(self._heap, (load, replica))
-            if len(self._heap) > 2 * len(self._limits) + 64:
-                self._build_heap()
+            self._enter(replica)
+
+    def _enter(self, replica: ReplicaId) -> None:
+        self._entries[replica] = load = self._weigh(replica)
+        heappush(self._heap, (load, replica))
+        if len(self._heap) > 2 * len(self._limits) + 64:
+            self._build_heap()
 
     def _build_heap(self) -> None:
         self._entries = {

@@ -14,6 +14,8 @@ from envoy_ext.domain.outcomes import AttemptOutcome
 
 HALF_LIFE_S: Final = 20.0
 """A replica at the cap is back below one after a minute: the order of a small engine's restart."""
+NOTHING: Final = 0.001
+"""A count below this changes no weight and no order, and is none: four minutes after the cap."""
 CAP: Final = 6.0
 
 COSTS: Final[dict[AttemptOutcome, float]] = {
@@ -54,7 +56,8 @@ class OwnFailures:
         """The count as of a time."""
         if self._count == 0.0:
             return 0.0
-        return self._count * math.exp2((self._at - at) / HALF_LIFE_S)
+        count = self._count * math.exp2((self._at - at) / HALF_LIFE_S)
+        return count if count >= NOTHING else 0.0
 
     def falls_to(self, count: float) -> float | None:
         """When it will have decayed to this; None when it is there already."""

@@ -77,6 +77,11 @@ class PageWatch:
             self._max_running.read(now, stale_s),
         )
 
+    def list_ages(self) -> list[float]:
+        """When what is known stops being recent enough, page and load signals each."""
+        known = (self._running, self._waiting, self._kv_cache, self._max_running)
+        return [self.stale_at, *(one.at + self._policy.stale_s for one in known if one.value is not None)]
+
     def list_remarks(self, now: float) -> list[Finding]:
         """What is worth knowing of the pages and decides nothing."""
         found = []

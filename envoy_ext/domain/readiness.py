@@ -12,6 +12,7 @@ Time is an argument. After each call `next_deadline` says when to call `expire`;
 must hand in `LoopLate` (`loop_health`) before it serves what fell due meanwhile.
 """
 
+import math
 from typing import Final
 
 from envoy_ext.domain.discovery import Standing
@@ -152,6 +153,18 @@ class ReplicaGate:
             failures=facts.failures.read(now),
             was_ready=self._was_ready,
         )
+
+    def moves(self, now: float) -> bool:
+        """Whether `read_status` says something else at every moment: slow start, and failures that fade."""
+        return self._state is ReplicaState.WARMING or self._facts.failures.read(now) > 0.0
+
+    def next_ageing(self, now: float) -> float:
+        """When `read_status` says something else by time alone, unless it `moves`; infinite when it does not.
+
+        Ages and the sentences that tell them are not meant: whoever shows those reads the time.
+        """
+        ages = (*self._facts.pages.list_ages(), self._facts.reach.silent_at)
+        return min((at for at in ages if at > now), default=math.inf)
 
     # --- what follows -----------------------------------------------------------------------------
 

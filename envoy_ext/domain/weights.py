@@ -53,14 +53,24 @@ def compute_weights(
     for status in serving:
         share = shares[status.replica]
         if share is not None:
-            pace = _compute_pace(latencies_s.get(status.replica), typical_s, policy)
-            target = _round(policy.top * share * status.ramp * pace / (1.0 + status.failures))
+            target = _compute_target(status, share, latencies_s.get(status.replica), typical_s, policy)
             weights[status.replica] = _approach(previous.get(status.replica), target, policy)
     least = min(weights.values())
     for status in serving:
         if status.replica not in weights:
             weights[status.replica] = min(previous.get(status.replica, least), least)
     return {status.replica: weights[status.replica] for status in serving}
+
+
+def compute_first_weight(
+    status: ReplicaStatus, latency_s: float | None, typical_s: float | None, policy: WeightPolicy
+) -> int:
+    """What `compute_weights` gives to one that served nothing before, where either all that serve tell what
+    is free or none does. `typical_s` is the median of the latencies that are known."""
+    share = compute_free_share(status, policy)
+    if share is None:
+        return _round(policy.top * status.ramp)
+    return _compute_target(status, share, latency_s, typical_s, policy)
 
 
 def cap_unknown(
@@ -93,6 +103,17 @@ def compute_free_share(status: ReplicaStatus, policy: WeightPolicy) -> float | N
     if load.kv_cache_usage is not None:
         used.append(load.kv_cache_usage / policy.kv_cache)
     return max(0.0, 1.0 - max(used))
+
+
+def _compute_target(
+    status: ReplicaStatus,
+    share: float,
+    latency_s: float | None,
+    typical_s: float | None,
+    policy: WeightPolicy,
+) -> int:
+    pace = _compute_pace(latency_s, typical_s, policy)
+    return _round(policy.top * share * status.ramp * pace / (1.0 + status.failures))
 
 
 def _compute_pace(latency_s: float | None, typical_s: float | None, policy: WeightPolicy) -> float:

@@ -15,9 +15,9 @@ from dataclasses import replace
 from envoy_ext.domain.capacity import (
     Demand,
     Headroom,
+    PoolDemand,
     ReplicaLoad,
     compute_headrooms,
-    measure_pool_demand,
     read_pool_load,
 )
 from envoy_ext.domain.capacity_report import CapacityPolicy, Measured, PoolCapacity, build_measured_capacity
@@ -39,6 +39,7 @@ class Capacity:
         self._policies = policies
         self._clock = clock
         self._peaks = {pool: LoadPeak() for pool in policies}
+        self._demands = {pool: PoolDemand() for pool in policies}
         self._at_replicas: dict[PoolName, Demand] = {}
         self._own: Counter[PoolName] = Counter()
         self._view = FleetView(())
@@ -50,7 +51,7 @@ class Capacity:
         self._view = view
         for pool in view.pools:
             self._remember(pool.pool)
-            self._at_replicas[pool.pool] = measure_pool_demand(pool)
+            self._at_replicas[pool.pool] = self._demands[pool.pool].follow(pool)
             self._remember(pool.pool)
 
     def note(self, note: Note) -> None:

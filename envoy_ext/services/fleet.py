@@ -8,7 +8,7 @@ Everything runs on one event loop and nothing waits, except `run`, which ticks.
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -36,25 +36,19 @@ from envoy_ext.domain.fleet_events import (
     StandingChanged,
     Undrained,
 )
-from envoy_ext.domain.fleet_view import (
-    FleetView,
-    PoolView,
-    ReplicaProfile,
-    ViewPolicy,
-    build_pool_view,
-)
+from envoy_ext.domain.fleet_view import FleetView, ViewPolicy
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.loop_health import LoopHealth
 from envoy_ext.domain.places import Places
 from envoy_ext.domain.readiness import ReplicaGate
 from envoy_ext.domain.readiness_policy import ReadinessPolicy
 from envoy_ext.domain.replica_life import ReplicaState
-from envoy_ext.domain.replica_status import ReplicaStatus
 from envoy_ext.domain.sample import ScrapeFailure
 from envoy_ext.ports import Clock
 from envoy_ext.services.experience import Experience
 from envoy_ext.services.fleet_circuits import FleetCircuits
 from envoy_ext.services.fleet_members import FleetMembers
+from envoy_ext.services.fleet_picture import FleetPicture
 from envoy_ext.services.own_streams import OwnStreams
 
 NO_READY_REPLICA: Final = "no_ready_replica"
@@ -65,6 +59,10 @@ TICK_S: Final = 0.25
 REST_S: Final = 0.05
 """From one telling to the next: a picture of 500 replicas takes milliseconds of the loop that streams run
 on, and a start or a lost node changes hundreds within a second."""
+READ_AT_ONCE: Final = 64
+"""Statuses that are read between two turns of the loop, in less than a millisecond."""
+JUDGED_AT_ONCE: Final = 1024
+"""Gates that are asked for what fell due between two turns of the loop; most have nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,9 @@ class Fleet:
         self.streams = OwnStreams(clock, self.receive, self.incarnation, on_change, self._breaker.note_end)
         """Our own attempts; exchanges tell of them."""
         self._drains: dict[ReplicaId, asyncio.Event] = {}
-        self._view = self._build_view(None, clock.now())
+        views = {pool.name: pool.view for pool in pools}
+        self._picture = FleetPicture(views, self._gates, self._members.profiles, self.experience)
+        self._view = self._picture.take(None, clock.now())
         self._dirty = True
         """Something was heard since the picture was taken."""
         self._changed = False
@@ -193,6 +193,7 @@ class Fleet:
             self._add(self._pools[pool], member)
         for member in changes.changed:
             self._members.place(pool, member, self._clock.now())
+            self._picture.touch(member.replica)
             self.receive(member.replica, StandingChanged(member.standing))
         self._changed = True
         now = self._clock.now()
@@ -212,6 +213,8 @@ class Fleet:
             self._gates[replica] = ReplicaGate(replica, pool.name, pool.readiness, now)
         self._members.declare(replica, pool.fingerprint, now)
         self._members.place(pool.name, member, now)
+        self._picture.list_anew()
+        self._picture.touch(replica)
         self.receive(replica, Discovered())
         self.receive(replica, StandingChanged(member.standing))
         if not pool.watched:
@@ -224,6 +227,7 @@ class Fleet:
             if self.streams.count(replica).inflight:
                 continue
             self._members.forget(replica, now)
+            self._picture.list_anew()
             self.streams.forget(replica)
             drained = self._drains.pop(replica, None)
             if drained is not None:
@@ -238,6 +242,7 @@ class Fleet:
         if gate is None:
             return
         self._dirty = True
+        self._picture.touch(replica)
         now = self._clock.now()
         self._note_lateness(self._health.look(now), now)
         self._tell(gate.receive(event, now))
@@ -283,6 +288,7 @@ class Fleet:
         before = self._members.profiles[replica]
         differences = self._members.observe(replica, incarnation, told, now)
         if self._members.profiles[replica] != before:
+            self._picture.touch(replica)
             self._changed = True
             self._news.set()
         if differences:
@@ -316,9 +322,11 @@ class Fleet:
         Steps of a tick, with a turn of the loop between them for the streams that it carries.
         """
         while True:
-            self._judge()
+            for _ in self._judge():
+                await asyncio.sleep(0)
             await asyncio.sleep(0)
             if self._dirty:
+                await self._read_in_steps()
                 self._refresh(self._clock.now())
                 await asyncio.sleep(0)
             self._show()
@@ -327,22 +335,37 @@ class Fleet:
                 async with asyncio.timeout(TICK_S - REST_S):
                     await self._news.wait()
 
+    async def _read_in_steps(self) -> None:
+        for _ in range(len(self._gates) // READ_AT_ONCE + 1):
+            if not self._picture.read_some(self._clock.now(), READ_AT_ONCE):
+                return
+            await asyncio.sleep(0)
+
     def tick(self) -> None:
         """All steps at once, for a moment at which nothing else runs."""
-        self._judge()
+        for _ in self._judge():
+            pass
         if self._dirty:
             self._refresh(self._clock.now())
         self._show()
 
-    def _judge(self) -> None:
-        """What fell due. Lateness is handed in before any of it."""
+    def _judge(self) -> Iterator[None]:
+        """What fell due, with pauses. Lateness is handed in before any of it."""
         now = self._clock.now()
         self._note_lateness(self._health.tick(now), now)
-        for gate in self._gates.values():
-            due = gate.next_deadline()
-            if due is not None and due <= now:
-                self._dirty = True
-                self._tell(gate.expire(now))
+        gates = list(self._gates.values())
+        for begin in range(0, len(gates), JUDGED_AT_ONCE):
+            if begin:
+                yield
+                now = self._clock.now()
+                self._note_lateness(self._health.look(now), now)
+            for gate in gates[begin : begin + JUDGED_AT_ONCE]:
+                due = gate.next_deadline()
+                if due is not None and due <= now and self._gates.get(gate.replica) is gate:
+                    self._dirty = True
+                    self._picture.touch(gate.replica)
+                    self._tell(gate.expire(now))
+        self._picture.look_for_movement()
         self.streams.expire()
         self.circuits.expire()
         self._breaker.settle()
@@ -352,6 +375,7 @@ class Fleet:
         """Before anything else is judged, whoever it is that runs first after a pause."""
         if late is not None:
             self._dirty = True
+            self._picture.touch_all()
             # Weights rest until pages of this side of the pause can be there.
             self._view = FleetView(tuple(replace(pool, weighed_at=now) for pool in self._view.pools))
             self._tell(tuple(change for gate in self._gates.values() for change in gate.receive(late, now)))
@@ -385,24 +409,10 @@ class Fleet:
     def _refresh(self, now: float) -> None:
         self._note_lateness(self._health.look(now), now)
         self._dirty = self._changed = False
-        before = self._view
-        self._view = self._build_view(before, now)
+        self._view = self._picture.take(self._view, now)
         if any(view.weighed_at == now for view in self._view.pools):
             self.streams.note_weighed()
         if all(view.availability is not Availability.EMPTY for view in self._view.pools):
             self._serving.set()
         else:
             self._serving.clear()
-
-    def _build_view(self, before: FleetView | None, now: float) -> FleetView:
-        listed: dict[PoolName, list[tuple[ReplicaStatus, ReplicaProfile]]] = {
-            name: [] for name in self._pools
-        }
-        for replica, gate in self._gates.items():
-            listed[gate.pool].append((gate.read_status(now), self._members.profiles[replica]))
-        latencies = self.experience.read_latencies(now)
-        views: list[PoolView] = []
-        for name, pool in self._pools.items():
-            previous = before.find(name) if before is not None else None
-            views.append(build_pool_view(name, listed[name], previous, pool.view, now, latencies))
-        return FleetView(tuple(views))

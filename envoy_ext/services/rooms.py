@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from envoy_ext.domain.fleet_view import Offer, PoolView, ReplicaView
+from envoy_ext.domain.fleet_view import Offer, PoolView, ReplicaView, list_changes
 from envoy_ext.domain.ids import PoolName, ReplicaId
 from envoy_ext.domain.live_room import AnyRoom, LiveRoom
 from envoy_ext.domain.room import ReplicaRoom, Room
@@ -21,8 +21,9 @@ UNLIMITED: Final = Room((ReplicaRoom(ReplicaId(""), None, 0),))
 class _Known:
     """A pool's room as of one picture of the fleet; followed from there until the next one."""
 
-    view: PoolView | None = None
-    limited: bool = False
+    replicas: tuple[ReplicaView, ...] = ()
+    unlimited: set[ReplicaId] = field(default_factory=set)
+    """Those that get work and have no limit; the others are in the room."""
     room: LiveRoom = field(default_factory=LiveRoom)
 
 
@@ -42,12 +43,9 @@ class Rooms:
         if view is None:
             return Room(())
         known = self._known.setdefault(pool, _Known())
-        if known.view is not view:
-            known.view = view
-            replicas = self._list_replicas(view)
-            known.limited = replicas is not None
-            known.room.show(replicas or ())
-        if not known.limited:
+        if known.replicas is not view.replicas:
+            self._follow(known, view)
+        if known.unlimited:
             return UNLIMITED
         known.room.unplaced = self._fleet.streams.count_unplaced(pool)
         return known.room
@@ -56,18 +54,35 @@ class Rooms:
         for known in self._known.values():
             known.room.note_taken(replica, count.taken)  # of whoever is not in that pool it says nothing
 
-    def _list_replicas(self, view: PoolView) -> list[ReplicaRoom] | None:
-        """Each that gets work; None where one of them has no limit."""
-        found: list[ReplicaRoom] = []
-        configured, streams = self._limits.get(view.pool), self._fleet.streams
-        for replica in view.replicas:
-            if replica.offer is Offer.SERVING:
-                limit = _read_limit(replica, configured)
+    def _follow(self, known: _Known, view: PoolView) -> None:
+        configured = self._limits.get(view.pool)
+        for old, new in list_changes(known.replicas, view.replicas):
+            if new is None:
+                if old is not None:
+                    known.unlimited.discard(old.id)
+                    known.room.forget(old.id)
+                continue
+            before = _read_work(old, configured)
+            after = _read_work(new, configured)
+            if before == after:
+                continue
+            replica = new.id
+            known.unlimited.discard(replica)
+            room = None
+            if after is not None:
+                limit, weight = after
+                room = ReplicaRoom(replica, limit, self._fleet.streams.count(replica).taken, weight)
                 if limit is None:
-                    return None
-                taken = streams.count(replica.id).taken
-                found.append(ReplicaRoom(replica.id, limit, taken, replica.weight))
-        return found
+                    known.unlimited.add(replica)
+            known.room.change(replica, room)
+        known.replicas = view.replicas
+
+
+def _read_work(replica: ReplicaView | None, configured: int | None) -> tuple[int | None, int] | None:
+    """The limit and the weight of one that gets work."""
+    if replica is None or replica.offer is not Offer.SERVING:
+        return None
+    return _read_limit(replica, configured), replica.weight
 
 
 def _read_limit(replica: ReplicaView, configured: int | None) -> int | None:

@@ -15,7 +15,7 @@ from envoy_ext.domain.boundaries import Boundaries
 from envoy_ext.domain.circuit_evidence import FailureClass
 from envoy_ext.domain.circuit_policy import CircuitPolicy
 from envoy_ext.domain.fingerprint import Fingerprint, compute_digest, list_known
-from envoy_ext.domain.fleet_view import FleetView, Offer, ReplicaView, ViewPolicy
+from envoy_ext.domain.fleet_view import FleetView, Offer, ReplicaView, ViewPolicy, list_changes
 from envoy_ext.domain.fleet_view import PoolView as FleetPoolView
 from envoy_ext.domain.ids import PoolName
 from envoy_ext.domain.outcomes import Phase
@@ -28,7 +28,7 @@ from envoy_ext.services.queues import QueueView
 from envoy_ext.services.watching import WatchPlan
 from envoy_ext.wiring.resource import FixedResources
 from envoy_ext.xds.kinds import Kind
-from envoy_ext.xds.resources import EndpointView, Health, PoolView, Resource, build_assignment
+from envoy_ext.xds.resources import Assignment, EndpointView, Health, Resource
 from envoy_ext.xds.snapshot import Snapshot, build_snapshot
 
 _HEALTH = {
@@ -150,34 +150,60 @@ def build_watch_plans(config: Config) -> dict[PoolName, WatchPlan]:
 class Endpoints:
     """The picture as endpoints (health, weight, zone, and whose they are), beside what does not move.
 
-    Remembers the last assignment of each pool: most pictures change figures that Envoy does not see.
+    Follows each pool from picture to picture: what has not changed is not looked at, and most changes are of
+    figures that Envoy does not see.
     """
 
     def __init__(self, fixed: FixedResources) -> None:
         self._fixed = fixed
-        self._built: dict[PoolName, tuple[list[tuple[object, ...]], Resource]] = {}
+        self._pools: dict[PoolName, _PoolEndpoints] = {}
 
     def build(self, view: FleetView) -> Snapshot:
         """What is offered of a picture."""
         return build_snapshot({**self._fixed, Kind.EDS: [self._build_pool(pool) for pool in view.pools]})
 
     def _build_pool(self, pool: FleetPoolView) -> Resource:
-        shown: list[tuple[object, ...]] = [(one.profile, one.offer, one.weight) for one in pool.replicas]
-        before, resource = self._built.get(pool.pool, (None, None))
-        if resource is None or shown != before:
-            resource = _build_assignment(pool)
-            self._built[pool.pool] = shown, resource
-        return resource
+        known = self._pools.get(pool.pool)
+        if known is None:
+            known = self._pools[pool.pool] = _PoolEndpoints(pool.pool)
+        return known.follow(pool.replicas)
 
 
-def _build_assignment(pool: FleetPoolView) -> Resource:
-    endpoints = tuple(
-        endpoint
-        for replica in pool.replicas
-        if replica.offer is not Offer.ABSENT
-        for endpoint in _build_endpoint(replica)
-    )
-    return build_assignment(PoolView(pool.pool, endpoints))
+class _PoolEndpoints:
+    """One pool's assignment as of the last picture."""
+
+    def __init__(self, pool: PoolName) -> None:
+        self._assignment = Assignment(pool)
+        self._resource = self._assignment.build()
+        self._shown: tuple[ReplicaView, ...] = ()
+
+    def follow(self, replicas: tuple[ReplicaView, ...]) -> Resource:
+        """The assignment of these."""
+        changed = False
+        for old, new in list_changes(self._shown, replicas):
+            if old is not None and new is not None and _show(old) == _show(new):
+                continue
+            changed = True
+            if old is not None and (
+                new is None or new.profile is not old.profile or new.offer is Offer.ABSENT
+            ):
+                for endpoint in _build_endpoints(old):
+                    self._assignment.drop(endpoint)
+            for endpoint in () if new is None else _build_endpoints(new):
+                self._assignment.put(endpoint)
+        if changed:
+            self._resource = self._assignment.build()
+        self._shown = replicas
+        return self._resource
+
+
+def _show(replica: ReplicaView) -> tuple[object, ...]:
+    """What Envoy sees of it."""
+    return replica.offer, replica.weight, replica.profile
+
+
+def _build_endpoints(replica: ReplicaView) -> list[EndpointView]:
+    return [] if replica.offer is Offer.ABSENT else _build_endpoint(replica)
 
 
 def _build_endpoint(replica: ReplicaView) -> list[EndpointView]:
@@ -201,8 +227,8 @@ def _build_endpoint(replica: ReplicaView) -> list[EndpointView]:
 # --- what people get --------------------------------------------------------------------------------
 
 
-def show_replicas(view: FleetView, config: Config) -> list[ShownReplica]:
-    """`/v1/replicas`."""
+def show_replicas(view: FleetView, config: Config, now: float) -> list[ShownReplica]:
+    """`/v1/replicas` at this moment: a picture holds on to what has not changed, and pages grow old."""
     watched = {pool.name for pool in config.pools if pool.readiness.watch}
     shown = []
     for pool in view.pools:
@@ -224,7 +250,7 @@ def show_replicas(view: FleetView, config: Config) -> list[ShownReplica]:
                     running=_whole(status.load.running),
                     waiting=_whole(status.load.waiting),
                     kv_cache_usage=status.load.kv_cache_usage,
-                    sample_age_s=status.sample_age_s,
+                    sample_age_s=None if status.sample is None else max(0.0, now - status.sample.at),
                     incarnation=str(status.incarnation),
                     inflight=status.inflight,
                     cancelling=status.cancelling,

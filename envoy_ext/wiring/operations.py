@@ -44,7 +44,7 @@ def build_operations(
         observer=observer,
         token_file=config.operations.token_file,
         count_inflight=lambda: exchanges.inflight,
-        list_replicas=lambda: show_replicas(fleet.view, config),
+        list_replicas=lambda: show_replicas(fleet.view, config, clock.now()),
         list_pools=lambda: show_pools(
             fleet.view,
             config,

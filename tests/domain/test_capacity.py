@@ -7,12 +7,12 @@ from hypothesis import given
 from envoy_ext.domain.capacity import (
     Bottleneck,
     Demand,
+    PoolDemand,
     ReplicaLoad,
     Scenario,
     compute_headrooms,
     compute_ratio,
     measure_demand,
-    measure_pool_demand,
     read_pool_load,
 )
 from envoy_ext.domain.ids import ReplicaId
@@ -247,7 +247,7 @@ def test_a_picture_measures_what_its_loads_measure(facts):
         ),
         profiles=[profile("a")],
     )
-    assert measure_pool_demand(view) == measure_demand(read_pool_load(view, 32))
+    assert PoolDemand().follow(view) == measure_demand(read_pool_load(view, 32))
 
 
 def test_an_engine_that_computes_more_than_it_can_shows_a_figure_that_is_too_low():
