@@ -35,7 +35,7 @@ NOT_IN_THE_CORE = {
 """Standard library, but clocks, chance, tasks, logs and IO."""
 
 FILTERS = ("extproc_caller", "extproc_delivery", "extproc_attempt", "extproc_tool")
-SHARED_ADAPTERS = {"headers", "extproc_session", "resolver"}
+SHARED_ADAPTERS = {"headers", "extproc_session", "protobuf_wire", "resolver"}
 TRANSPORTS = {"grpc_server", "grpc_native", "grpc_native_calls", "grpc_services"}
 """Drive the sessions of all gRPC services, so they know each of them; none of them knows one of these."""
 
