@@ -139,6 +139,7 @@ def _build_config(engines: list[SimProcess], directory: Path) -> Config:
             "envoy": {"admin": {"port": 0}},
             "journal": {"path": str(directory / "journal.db")},
             "shutdown": {"grace": "2s"},
+            "limits": {"max_event_loop_lag": 0},  # all of it is played, however slow the machine
             "pools": [{"name": "chat", "models": [MODEL], "engine": "vllm", "replicas": replicas}],
         },
         "demo",

@@ -260,7 +260,7 @@ async def run_lab() -> AsyncIterator[Lab]:
         {
             "ingress": {"address": "127.0.0.1", "port": 0},
             "envoy": {"admin": {"port": 0}, "endpoints": "static"},
-            "sidecar": {"socket": f"{directory}/sidecar.sock"},
+            "sidecar": {"socket": f"{directory}/sidecar.sock", "transport": "grpc_aio"},
             "limits": {"max_request_bytes": LIMIT, "client_write_stall": "1s"},
             "pools": [
                 {

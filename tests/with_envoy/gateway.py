@@ -153,6 +153,8 @@ def build_config(engines: dict[str, SimEngine], directory: Path, **sections: Any
         "envoy": {"concurrency": 1, "admin": {"port": 0}},
         "journal": {"path": str(directory / "journal.db")},
         "shutdown": {"grace": "0s"},
+        # Engines, clients and sidecar share one loop here, and perhaps a busy machine: it may be late.
+        "limits": {"max_event_loop_lag": 0},
         "pools": [{"name": "chat", "models": [MODEL], "engine": "vllm", "replicas": replicas}],
     }
     # Requests of these tests ask for their failures one by one, as often as no replica survives it.
@@ -162,6 +164,7 @@ def build_config(engines: dict[str, SimEngine], directory: Path, **sections: Any
             data["pools"][0][name] = sections.pop(name)
     if "discovery" in sections:
         data["pools"][0] |= {"discovery": sections.pop("discovery"), "replicas": []}
+    data["limits"] |= sections.pop("limits", {})
     return parse_config({**data, **sections}, "test")
 
 

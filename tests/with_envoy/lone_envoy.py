@@ -60,7 +60,8 @@ class LoneEnvoy:
                 for name in pools.split()
             ],
         }
-        return parse_config(data | sections, "test")
+        limits = {"max_event_loop_lag": 0} | sections.pop("limits", {})
+        return parse_config(data | sections | {"limits": limits}, "test")
 
     @contextlib.asynccontextmanager
     async def sidecar(self, **changes: Any) -> AsyncIterator[App]:

@@ -54,6 +54,7 @@ async def test_all_but_the_way_to_the_sidecar_comes_from_it_and_a_request_is_ans
         )
         assert [one["cluster"]["name"] for one in clusters["static_clusters"]] == [names.CLUSTER_SIDECAR]
         assert {one["cluster"]["name"] for one in clusters["dynamic_active_clusters"]} == {
+            names.CLUSTER_SIDECAR_STREAMS,
             names.CLUSTER_SIDECAR_LOGS,
             names.CLUSTER_EGRESS,
             "pool_chat",

@@ -177,6 +177,7 @@ def _build_config(
             "operations": {"port": 0},
             "envoy": {"concurrency": 1, "admin": {"port": 0}, "endpoints": "static"},
             "shutdown": {"grace": "0s"},
+            "limits": {"max_event_loop_lag": 0},  # all of it is played, however slow the machine
             "journal": journal,
             "lease": lease,
             "tools": {"listener": {"port": 0}, "routes": routes},
