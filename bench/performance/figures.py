@@ -94,30 +94,38 @@ FIGURES: Final[dict[str, Read]] = {
 }
 """How each line's figure is read from one round, by the target's key."""
 
+_CHUNK_CPU: Final = "the sidecar's CPU per chunk, native twice"
+_REQUEST_CPU: Final = "the sidecar's CPU per short answer, native twice"
+_HOPS_RATE: Final = "chunks/s, two hops twice"
+_RATE: Final = "chunks/s, native twice"
+_HOPS_CHUNK: Final = "a chunk's median time, two hops twice"
+_CHUNK: Final = "a chunk's median time, native twice"
+_HOPS_FIRST: Final = "the first token's median time, two hops twice"
+_FIRST: Final = "the first token's median time, native twice"
+
+
+def _twice(read: Callable[[Round, str], float], one: str, again: str) -> Read:
+    return lambda samples: read(samples, again) / read(samples, one)
+
+
 NOISE: Final[dict[str, Read]] = {
-    "sidecar's CPU per chunk, native twice": lambda one: (
-        compute_chunk_cpu(one, gateways.NATIVE_AGAIN) / compute_chunk_cpu(one, gateways.NATIVE)
-    ),
-    "sidecar's CPU per short answer, native twice": lambda one: (
-        compute_request_cpu(one, gateways.NATIVE_AGAIN) / compute_request_cpu(one, gateways.NATIVE)
-    ),
-    "chunks/s, two hops twice": lambda one: (
-        compute_rate(one, gateways.HOPS_AGAIN) / compute_rate(one, gateways.TWO_HOPS)
-    ),
-    "chunks/s, native twice": lambda one: (
-        compute_rate(one, gateways.NATIVE_AGAIN) / compute_rate(one, gateways.NATIVE)
-    ),
-    "a chunk's median time, two hops twice": lambda one: (
-        read_chunk_us(one, gateways.HOPS_AGAIN) / read_chunk_us(one, gateways.TWO_HOPS)
-    ),
-    "a chunk's median time, native twice": lambda one: (
-        read_chunk_us(one, gateways.NATIVE_AGAIN) / read_chunk_us(one, gateways.NATIVE)
-    ),
-    "the first token's median time, two hops twice": lambda one: (
-        read_first_ms(one, gateways.HOPS_AGAIN) / read_first_ms(one, gateways.TWO_HOPS)
-    ),
-    "the first token's median time, native twice": lambda one: (
-        read_first_ms(one, gateways.NATIVE_AGAIN) / read_first_ms(one, gateways.NATIVE)
-    ),
+    _CHUNK_CPU: _twice(compute_chunk_cpu, gateways.NATIVE, gateways.NATIVE_AGAIN),
+    _REQUEST_CPU: _twice(compute_request_cpu, gateways.NATIVE, gateways.NATIVE_AGAIN),
+    _HOPS_RATE: _twice(compute_rate, gateways.TWO_HOPS, gateways.HOPS_AGAIN),
+    _RATE: _twice(compute_rate, gateways.NATIVE, gateways.NATIVE_AGAIN),
+    _HOPS_CHUNK: _twice(read_chunk_us, gateways.TWO_HOPS, gateways.HOPS_AGAIN),
+    _CHUNK: _twice(read_chunk_us, gateways.NATIVE, gateways.NATIVE_AGAIN),
+    _HOPS_FIRST: _twice(read_first_ms, gateways.TWO_HOPS, gateways.HOPS_AGAIN),
+    _FIRST: _twice(read_first_ms, gateways.NATIVE, gateways.NATIVE_AGAIN),
 }
 """What comes out where 1 should: the same set-up measured twice in one round."""
+
+NOISE_OF: Final[dict[str, tuple[str, ...]]] = {
+    CHUNK_AIO.key: (_CHUNK_CPU,),
+    CHUNK_ECHO.key: (_CHUNK_CPU,),
+    REQUEST_AIO.key: (_REQUEST_CPU,),
+    RATE.key: (_HOPS_RATE, _RATE),
+    ADDED.key: (_HOPS_CHUNK, _CHUNK),
+    FIRST_ADDED.key: (_HOPS_FIRST, _FIRST),
+}
+"""Which of them a target's figure is made of."""

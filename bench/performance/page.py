@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from bench.performance import gateways
-from bench.performance.figures import NOISE, Spoiled
+from bench.performance.figures import NOISE
 from bench.performance.loads import FIRST, FIRST_BUSY, LOCK_STEP, PACED, SHORT, Sample
 from bench.performance.many import Seen
 from bench.performance.results import Results
 from bench.performance.rounds import PLAN
-from bench.performance.verdict import Line, Word, summarise
+from bench.performance.verdict import Line, Word, summarise_noise
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "performance.md"
 KEPT: Final = PAGE.parent / "performance" / "results.json"
@@ -61,6 +61,7 @@ def write_verdicts(lines: Iterable[Line]) -> str:
             word += f": {line.why}"
         elif not line.sure:
             word += ", not in every round"
+        word += "".join(f"; {one}" for one in line.noise)
         bounds = [f"{sign} {target.show_bound(one)}" for one in (target.must, target.aim)]
         rows.append(f"| {' | '.join([target.text, target.against, *bounds, found, rounds, word])} |")
     return "\n".join(rows)
@@ -69,16 +70,20 @@ def write_verdicts(lines: Iterable[Line]) -> str:
 def write_noise(results: Results) -> str:
     """What differs where nothing does."""
     rows = ["| the same, measured twice | ratio | rounds |", "|---|---|---|"]
-    for what, read in NOISE.items():
-        try:
-            found = summarise([read(one) for one in results.rounds])
-        except (Spoiled, statistics.StatisticsError):
-            continue
-        rows.append(f"| {what} | {found.median:.2f} | {found.low:.2f} to {found.high:.2f} |")
+    for what in NOISE:
+        found = summarise_noise(what, results.rounds)
+        if found is not None:
+            rows.append(f"| {what} | {found.median:.2f} | {found.low:.2f} to {found.high:.2f} |")
     return "\n".join(rows)
 
 
 _Read = Callable[[Sample], float]
+_FIRST_COLUMNS: Final[dict[str, _Read]] = {
+    "first token p50, us": lambda one: one.first_us["p50"],
+    "p99, us": lambda one: one.first_us["p99"],
+    "sidecar, us a request": lambda one: one.sidecar_us / one.requests,
+    "Envoy, us a request": lambda one: one.envoy_us / one.requests,
+}
 _COLUMNS: Final[dict[str, dict[str, _Read]]] = {
     LOCK_STEP: {
         "chunks/s": lambda one: one.chunks / one.seconds,
@@ -92,14 +97,8 @@ _COLUMNS: Final[dict[str, dict[str, _Read]]] = {
         "sidecar, us a chunk": lambda one: one.sidecar_us / one.chunks,
         "Envoy, us a chunk": lambda one: one.envoy_us / one.chunks,
     },
-    FIRST: {
-        "first token p50, us": lambda one: one.first_us["p50"],
-        "p99, us": lambda one: one.first_us["p99"],
-    },
-    FIRST_BUSY: {
-        "first token p50, us": lambda one: one.first_us["p50"],
-        "p99, us": lambda one: one.first_us["p99"],
-    },
+    FIRST: _FIRST_COLUMNS,
+    FIRST_BUSY: _FIRST_COLUMNS,
     SHORT: {
         "answers/s": lambda one: one.requests / one.seconds,
         "sidecar, us an answer": lambda one: one.sidecar_us / one.requests,
@@ -152,8 +151,8 @@ def write_many(results: Results) -> str:
     """What was tried, and what is found at the most that was carried."""
     rows = [
         "| gateway | streams x chunks/s | of the chunks due | carried | waited, ms | handled, ms"
-        " | in the sidecar, ms | client's p50, p99, ms | sidecar, cores |",
-        "|---|---|---|---|---|---|---|---|---|",
+        " | in the sidecar, ms | its loop's own lag, p99, ms | client's p50, p99, ms | sidecar, cores |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, tried in results.tried.items():
         rows += [_write_seen(name, one) for one in tried]
@@ -175,6 +174,7 @@ def _write_seen(name: str, one: Seen) -> str:
         "–" if one.waited_ms is None else f"{one.waited_ms:.2f}",
         "–" if one.handled_ms is None else f"{one.handled_ms:.3f}",
         both,
+        "–" if one.lag_ms is None else f"≤ {one.lag_ms:g}",
         ", ".join(client),
         f"{one.sample.sidecar_us / 1e6 / one.sample.seconds:.2f}",
     ]

@@ -65,7 +65,12 @@ class Results:
         """To be kept."""
         kept = asdict(self)
         kept["lines"] = {
-            line.target.key: {"word": line.word, "sure": line.sure, "why": line.why}
+            line.target.key: {
+                "word": line.word,
+                "sure": line.sure,
+                "why": line.why,
+                "noise": list(line.noise),
+            }
             | ({} if line.figure is None else asdict(line.figure))
             for line in self.judge()
         }

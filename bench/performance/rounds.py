@@ -24,7 +24,14 @@ PLAN: Final[dict[str, tuple[str, ...]]] = {
         gateways.AIO,
         gateways.ECHO,
     ),
-    FIRST: (gateways.TWO_HOPS, gateways.HOPS_AGAIN, gateways.NATIVE, gateways.NATIVE_AGAIN, gateways.AIO),
+    FIRST: (
+        gateways.TWO_HOPS,
+        gateways.HOPS_AGAIN,
+        gateways.NATIVE,
+        gateways.NATIVE_AGAIN,
+        gateways.AIO,
+        gateways.NATIVE_IN_MEMORY,
+    ),
     FIRST_BUSY: (gateways.TWO_HOPS, gateways.NATIVE),
     SHORT: (
         gateways.TWO_HOPS,

@@ -2,12 +2,16 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
-from bench.performance.figures import FIGURES, Spoiled
+from bench.performance.figures import FIGURES, NOISE, NOISE_OF, Spoiled
 from bench.performance.rounds import Round
 from bench.performance.targets import TARGETS, Target
+
+MOST_NOISE: Final = 1.15
+"""Two that are the same may be apart by so much: the targets' bounds are further from what is expected."""
 
 
 class Word(StrEnum):
@@ -40,6 +44,8 @@ class Line:
     """Whether every round by itself gives the same word."""
     why: str = ""
     """What spoiled it."""
+    noise: tuple[str, ...] = ()
+    """Where two that are the same differed by so much that the figure says little."""
 
     @property
     def red(self) -> bool:
@@ -59,6 +65,24 @@ def summarise(values: Sequence[float]) -> Figure:
     return Figure(statistics.median(values), min(values), max(values), len(values))
 
 
+def summarise_noise(what: str, rounds: Sequence[Round]) -> Figure | None:
+    """How far two that are the same were apart; None where they were not measured."""
+    try:
+        return summarise([NOISE[what](one) for one in rounds]) if rounds else None
+    except Spoiled:
+        return None
+
+
+def find_noise(target: Target, rounds: Sequence[Round]) -> tuple[str, ...]:
+    """What makes a figure doubtful."""
+    found = ((what, summarise_noise(what, rounds)) for what in NOISE_OF[target.key])
+    return tuple(
+        f"but {what} gives {figure.median:.2f}"
+        for what, figure in found
+        if figure is not None and not 1 / MOST_NOISE <= figure.median <= MOST_NOISE
+    )
+
+
 def judge_values(target: Target, values: Sequence[float]) -> Line:
     """A line from the values of its rounds."""
     if not values:
@@ -72,9 +96,10 @@ def judge_rounds(target: Target, rounds: Sequence[Round], read: Callable[[Round]
     """A line from its rounds: one that is spoiled spoils the line, since who leaves out what does not fit can
     show anything."""
     try:
-        return judge_values(target, [read(one) for one in rounds])
+        line = judge_values(target, [read(one) for one in rounds])
     except Spoiled as why:
         return Line(target, Word.NO_EVIDENCE, None, False, str(why))
+    return replace(line, noise=find_noise(target, rounds))
 
 
 def judge(rounds: Sequence[Round], others: dict[str, "list[float] | Spoiled"]) -> list[Line]:

@@ -8,7 +8,7 @@ import pytest
 from bench.performance import gateways, page
 from bench.performance.figures import FIGURES
 from bench.performance.loads import FIRST, LOCK_STEP, PACED, SHORT, Sample
-from bench.performance.many import Seen, find_quantile
+from bench.performance.many import Seen, count_between, find_quantile
 from bench.performance.memory import Held
 from bench.performance.results import Results, read
 from bench.performance.rounds import PLAN
@@ -224,6 +224,27 @@ def test_what_is_spoiled_is_no_evidence_for_its_own_line(what: str) -> None:
     assert line.figure is None
     assert line.why
     assert f"**no evidence**: {line.why}" in page.write_verdicts(results.judge())
+
+
+def test_noise_is_told_with_the_lines_that_are_made_of_it() -> None:
+    results = build_results()
+    change(results, PACED, gateways.HOPS_AGAIN, chunk_us={"n": 500.0, "p50": 260.0})
+    assert [line.target.key for line in results.judge() if line.noise] == [ADDED.key]
+    assert "but a chunk's median time, two hops twice gives 1.30" in page.write_verdicts(results.judge())
+
+
+def test_a_backlog_that_is_read_is_not_carried() -> None:
+    seen = build_seen()
+    late = replace(seen.sample, chunk_us={**seen.sample.chunk_us, "p50": 25_000.0})
+    assert seen.carried
+    assert not replace(seen, streams=90).carried  # more than were due
+    assert not replace(seen, sample=late).carried
+
+
+def test_buckets_are_read_by_name() -> None:
+    before = 'a_bucket{le="0.5"} 1.0\na_bucket{le="+Inf"} 2.0\nab_bucket{le="0.5"} 9.0\n'
+    after = 'a_bucket{le="0.5"} 4.0\na_bucket{le="+Inf"} 7.0\nab_bucket{le="0.5"} 9.0\n'
+    assert count_between(before, after, "a") == {0.5: 3.0, float("inf"): 5.0}
 
 
 def test_a_run_without_rounds_shows_nothing() -> None:

@@ -7,7 +7,8 @@
 //     release                      ends the streams that are held, prints `released N`
 //
 // lock: chunk k+1 is written when its client has read chunk k, so that nothing on the way can merge two.
-// paced: R chunks a second and stream, warm when all have begun. short: answers that are no streams, one after another on each connection.
+// paced: R chunks a second and stream; what warms up begins when all streams have had their first.
+// short: answers that are no streams, one after another on each connection.
 // chunks: requests of so many chunks, one after another, P seconds apart; 0 is one request for the whole run.
 //
 // Each event carries its stream and number; a client that reads anything else ends, and the run is `spoiled`.
