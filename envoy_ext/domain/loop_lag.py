@@ -6,7 +6,8 @@ work, and running streams go on.
 
 Lateness is that of a timer: how much later than asked for it ran. A look says little by itself, since it
 falls somewhere in a turn of the loop, so looks are smoothed; and one pause of a whole process (a debugger, a
-laptop's lid, SIGSTOP) is one look, however long it was: it neither lasts nor counts as more than `MOST_S`.
+laptop's lid, SIGSTOP) is one look, however long it was: a look counts as three times the bound at the most,
+both for how late the loop is and for how long it has been that.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from typing import Final
 
 LOOK_S: Final = 0.05
 """How often to look."""
-MOST_S: Final = 0.5
-"""What one look counts at the most."""
+_MOST: Final = 3.0
+"""Bounds that one look counts at the most. Smoothed, one such look stays below the bound, and a few of them
+come to twice of it."""
+_MOST_S: Final = 0.5
+"""The same where there is no bound."""
 LASTS_S: Final = 1.0
 """How long it must be too late before anything is shed."""
 _WEIGHT: Final = 0.25
@@ -31,22 +35,24 @@ class LoopLag:
     lag_s: float = 0.0
     """The lateness now, smoothed, in seconds."""
     shedding: bool = False
-    _since: float | None = None
+    _lasted_s: float = 0.0
+    """How long it has been above the bound."""
 
-    def note(self, late_s: float, now: float) -> None:
-        """A look at `now` came so much later than it should have."""
-        self.lag_s += _WEIGHT * (min(max(late_s, 0.0), MOST_S) - self.lag_s)
+    def note(self, late_s: float) -> None:
+        """A look came so much later than it should have."""
+        late_s = min(max(late_s, 0.0), _MOST * self.bound_s or _MOST_S)
+        self.lag_s += _WEIGHT * (late_s - self.lag_s)
         if not self.bound_s:
             return
         if self.shedding:
             self.shedding = self.lag_s >= self.bound_s / 2
-            self._since = None
         elif self.lag_s < self.bound_s:
-            self._since = None
-        elif self._since is None:
-            self._since = now
+            self._lasted_s = 0.0
         else:
-            self.shedding = now - self._since >= LASTS_S
+            self._lasted_s += LOOK_S + late_s
+            self.shedding = self._lasted_s >= LASTS_S
+        if self.shedding:
+            self._lasted_s = 0.0
 
     def sheds(self, *, first: bool) -> bool:
         """Whether a new request is refused. `first`: nothing is more urgent than its kind, and other kinds

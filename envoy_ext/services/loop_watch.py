@@ -41,10 +41,9 @@ class LoopWatch:
 
     def look(self) -> None:
         """One look, at the time that `run` has slept for."""
-        now = self._clock.now()
-        late_s = max(0.0, now - self._due)
+        late_s = max(0.0, self._clock.now() - self._due)
         self._on_look(late_s)
-        self.lag.note(late_s, now)
+        self.lag.note(late_s)
 
     @property
     def sheds_jobs(self) -> bool:

@@ -1,5 +1,6 @@
 """A lateness that lasts sheds new work; one pause, however long, does not."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ class Loop:
         until = self.now + seconds
         while True:
             self.now += LOOK_S + late_s
-            self.lag.note(late_s, self.now)
+            self.lag.note(late_s)
             if self.now >= until:
                 return self.lag.shedding
 
@@ -57,6 +58,15 @@ def test_it_ends_below_half_of_the_bound():
     assert not loop.late(0.07, 5.0)
 
 
+def test_after_an_end_it_has_to_last_anew():
+    loop = Loop()
+    loop.late(0.3, 5.0)
+    while loop.late(0.045):
+        pass
+    assert not loop.late(0.3)
+    assert loop.lag.lag_s > 0.1
+
+
 def test_the_most_urgent_come_in_until_twice_the_bound():
     loop = Loop()
     loop.late(0.15, 5.0)
@@ -75,21 +85,33 @@ def test_zero_sheds_nothing():
 
 def test_a_clock_that_goes_back_is_no_lateness():
     lag = LoopLag(0.1)
-    lag.note(-5.0, 0.0)
+    lag.note(-5.0)
     assert lag.lag_s == 0.0
+
+
+@pytest.mark.parametrize("bound_s", [0.01, 0.1, 0.5, 10.0])
+def test_whatever_the_bound_a_loop_that_stays_above_it_sheds_in_time(bound_s):
+    loop = Loop(bound_s)
+    assert loop.late(4 * bound_s, 3 * LASTS_S + 12 * bound_s)
+    assert loop.lag.sheds(first=True)
+
+
+def test_a_pause_of_a_busy_loop_counts_as_one_look_too():
+    loop = Loop()
+    loop.late(0.29, 0.6)  # too late, and not for long enough
+    assert loop.lag.lag_s > 0.1
+    assert not loop.late(3600.0)
 
 
 @given(st.lists(st.floats(0, 10), max_size=60), st.floats(0.01, 1))
 def test_shedding_begins_late_enough_and_ends_low_enough(looks, bound_s):
-    lag, now, above_since = LoopLag(bound_s), 0.0, None
+    lag, above_s = LoopLag(bound_s), 0.0
     for late_s in looks:
         before = lag.shedding
-        now += LOOK_S + late_s
-        lag.note(late_s, now)
-        above_since = None if lag.lag_s < bound_s else (now if above_since is None else above_since)
+        lag.note(late_s)
+        above_s = 0.0 if lag.lag_s < bound_s else above_s + LOOK_S + min(late_s, 3 * bound_s)
         if lag.shedding and not before:
-            assert above_since is not None
-            assert now - above_since >= LASTS_S
+            assert above_s >= LASTS_S
         if before and not lag.shedding:
             assert lag.lag_s < bound_s / 2
         if before and lag.lag_s >= bound_s / 2:
