@@ -3,11 +3,19 @@
 import pytest
 
 from envoy_ext.domain import step
+from envoy_ext.domain.callers import Credentials
+from envoy_ext.domain.client_errors import ClientError
 from envoy_ext.domain.events import ResponseBody
+from envoy_ext.domain.job import JobState
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
+from envoy_ext.services.authz import CheckRequest
+from envoy_ext.services.heads import RequestHead
 from envoy_ext.services.loop_watch import LoopWatch
 from tests.support.clock import ManualClock
-from tests.support.sidecar import REST, Sent, Sidecar, play_until_delta
+from tests.support.job_sidecar import JobSidecar
+from tests.support.sidecar import BODY, REST, Sent, Sidecar, play_until_delta
+
+HEAD = RequestHead("POST", "/v1/chat/completions", "req-1", Credentials(), "")
 
 CLASSES = TrafficClasses([TrafficClass("alarm", priority=1), TrafficClass("chat")])
 
@@ -75,3 +83,28 @@ async def test_an_exchange_goes_on_and_the_next_is_refused():
     sidecar.arrivals.arrive(sidecar.build_arrival(request_id="req-3"), after)
     await sidecar.settle()
     assert isinstance(after.replies[0], step.ForwardRequest)
+
+
+async def test_a_job_waits_meanwhile():
+    watch = build()
+    gateway = JobSidecar(Sidecar(replicas=("a",), concurrency=1, loop_watch=watch))
+    await gateway.submit()
+    be_late(watch, 0.2)
+    await gateway.look()
+    assert gateway.envoy.took == []
+    assert (await gateway.read()).state is JobState.QUEUED
+    be_late(watch, 0.0)
+    gateway.runner._paused.clear()
+    await gateway.look()
+    (run,) = gateway.envoy.took
+    await run.be_answered()
+    await gateway.wait_idle()
+
+
+async def test_ext_authz_gives_the_same_answer():
+    watch = build()
+    sidecar = Sidecar(loop_watch=watch)
+    be_late(watch, 0.2)
+    verdict = await sidecar.authz.check(CheckRequest(HEAD, BODY))
+    assert isinstance(verdict, ClientError)
+    assert verdict.code == "queue_full"
