@@ -98,8 +98,8 @@ class LiveExchange:
     def open(self, *, at_once: bool = False) -> None:
         """Record the operation and let the request go on.
 
-        `at_once`: it goes to the next hop without waiting for the record, which nobody can refuse. The gate
-        there waits, as behind every record: no replica is asked before this one and its own are written.
+        `at_once`: it goes to the next hop without waiting for the record, which no other request can refuse. The
+        gate there waits, as behind every record: no replica is asked before this one and its own are written.
         """
         self._say_if_never_recorded()
         taken = self.exchange.open(self._clock.now())
