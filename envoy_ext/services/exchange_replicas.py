@@ -9,7 +9,7 @@ from envoy_ext.domain.availability import is_kept_out_by_circuit
 from envoy_ext.domain.events import Target
 from envoy_ext.domain.exchange_shared import Tried
 from envoy_ext.domain.fleet_view import Offer, choose_replay_candidates
-from envoy_ext.domain.ids import OperationId, PoolName, ReplicaId
+from envoy_ext.domain.ids import AttemptId, OperationId, PoolName, ReplicaId
 from envoy_ext.domain.prompt_head import read_prompt_head
 from envoy_ext.ports import Clock
 from envoy_ext.services.fleet import Fleet
@@ -44,6 +44,10 @@ class ExchangeReplicas:
         listed = [replica.id for replica in view.replicas]
         shares = self._fleet.experience.compute_shares(self._prefixes, listed)
         return choose_replay_candidates(view, first, tried.replicas, shares, self._fleet.placed)
+
+    def note_chosen(self, attempt_id: AttemptId, replica: ReplicaId) -> None:
+        """An attempt will go there: however many are chosen for before it has, they are spread."""
+        self._fleet.streams.note_chosen(attempt_id, replica)
 
     def choose_first_target(self, slot_at: ReplicaId | None) -> Target | None:
         """Where a first attempt must go; None leaves the choice to Envoy's weights.

@@ -386,6 +386,7 @@ class Exchanges:
         self._live.pop(identity.exchange_id, None)
         for attempt_id in live.attempt_ids:
             self._attempts.pop(attempt_id, None)
+            self._fleet.streams.forget_chosen(attempt_id)
         key = self._request_keys.pop(identity.exchange_id, None)
         if key is not None:
             self._repeats.remove(key, live.exchange)

@@ -23,12 +23,15 @@ from envoy_ext.domain.errors import JournalUnavailable, NotOwner, RunNotOver, Se
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.job import Job, JobBounds, JobCounts, JobEnd, JobRequest, JobsFull, JobState, NewJob
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.loop_health import LATE_S
 from envoy_ext.domain.notes import StoreBack, StoreLost
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.records import OperationBegun, Record
 from envoy_ext.domain.tool_calls import CallEnd, CallId, Claim, NewCall, ToolCall
 from envoy_ext.ports import NO_OPERATION, Clock, Observer, Store, StoreSize
 
+MOMENT_S: Final = 0.5
+"""How long a store is waited for behind the end of patience, when this process itself was stopped."""
 PROBE_EVERY_S: Final = 1.0
 """From the end of one probe to the next: how late it may be noticed that the store is back."""
 
@@ -40,6 +43,41 @@ OWN_WORDS_S: Final = 0.25
 
 _Result = TypeVar("_Result")
 _Work = Callable[[], Awaitable[_Result]]
+
+
+class _Patience:
+    """With one answer of the store: when it ends, the task that waits is cancelled.
+
+    As `asyncio.timeout`, but for a process that has not run itself: what was answered meanwhile is yet to be
+    heard, and the store is given a moment more.
+    """
+
+    __slots__ = ("_due", "_expired", "_handle", "_loop", "_task")
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._expired = False
+        self._wait(seconds)
+
+    def end(self) -> None:
+        """The answer has come, or is waited for no more."""
+        self._handle.cancel()
+
+    def is_the_cause(self) -> bool:
+        """Whether the task was cancelled for this, and for nothing else."""
+        return self._expired and self._task is not None and not self._task.uncancel()
+
+    def _wait(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._handle = self._loop.call_at(self._due, self._expire)
+
+    def _expire(self) -> None:
+        if self._loop.time() - self._due > LATE_S:
+            self._wait(MOMENT_S)
+        elif self._task is not None:
+            self._expired = True
+            self._task.cancel()
 
 
 class GuardedStore:
@@ -107,11 +145,11 @@ class GuardedStore:
 
     async def _bound(self, work: _Work[_Result]) -> _Result:
         asked_at = self._clock.now()
+        patience = _Patience(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
-                return await work()
-        except TimeoutError:
-            if not limit.expired():
+            return await work()
+        except asyncio.CancelledError:
+            if not patience.is_the_cause():
                 raise
             fault = JournalUnavailable(f"the store has not answered within {self._timeout_s:g} s")
             self._note_silent(fault, asked_at)
@@ -120,6 +158,8 @@ class GuardedStore:
             if self._clock.now() - asked_at > SLOW_REFUSAL_S:
                 self._note_silent(fault, asked_at)
             raise
+        finally:
+            patience.end()
 
     async def _look(self, work: _Work[_Result]) -> _Result:
         """A look of people's or recovery's, or upkeep: large, and its time says nothing of the store."""

@@ -98,8 +98,8 @@ class LiveExchange:
     def open(self, *, at_once: bool = False) -> None:
         """Record the operation and let the request go on.
 
-        `at_once`: it goes to the next hop without waiting for the record, which no other request can refuse. The
-        gate there waits, as behind every record: no replica is asked before this one and its own are written.
+        `at_once`: it goes to the next hop without waiting for the record, which no other request can refuse.
+        The gate there waits, as behind every record: no replica is asked before this and its own are written.
         """
         self._say_if_never_recorded()
         taken = self.exchange.open(self._clock.now())
@@ -194,6 +194,9 @@ class LiveExchange:
         if not self._writing and not taken.records:
             self._send(taken)
             return
+        for reply in taken.replies:
+            if isinstance(reply, step.StartAttempt) and reply.target is not None:
+                self.replicas.note_chosen(reply.attempt_id, reply.target.replica)
         self._backlog.append(taken)
         if not self._writing:
             self._writing = True

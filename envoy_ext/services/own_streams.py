@@ -43,11 +43,13 @@ class OwnStreams:
         """In which incarnation of its replica each of them began."""
         self._bytes_told: dict[ReplicaId, float] = {}
         self._placed: dict[ReplicaId, int] = {}
+        self._chosen: dict[AttemptId, ReplicaId] = {}
+        """Where attempts will go whose start is being recorded."""
         self._count_listeners: list[Callable[[ReplicaId, SlotCount], None]] = []
 
     @property
     def placed(self) -> Mapping[ReplicaId, int]:
-        """How many were sent to each replica since weights were computed."""
+        """How many were sent to each replica since weights were computed, or are to go there."""
         return self._placed
 
     def on_count(self, listener: Callable[[ReplicaId, SlotCount], None]) -> None:
@@ -119,9 +121,20 @@ class OwnStreams:
         """Let time pass."""
         self._follow(self._slots.expire(self._clock.now()))
 
+    def note_chosen(self, attempt_id: AttemptId, replica: ReplicaId) -> None:
+        """An attempt will go there once its start is recorded: who is chosen for next is to know of it."""
+        self._chosen[attempt_id] = replica
+        self._placed[replica] = self._placed.get(replica, 0) + 1
+
+    def forget_chosen(self, attempt_id: AttemptId) -> None:
+        """An attempt's exchange is over, whether or not it ever went there."""
+        self._chosen.pop(attempt_id, None)
+
     def note_weighed(self) -> None:
         """Weights were computed: from here on they know what was sent before."""
         self._placed.clear()
+        for replica in self._chosen.values():
+            self._placed[replica] = self._placed.get(replica, 0) + 1
 
     def forget(self, replica: ReplicaId) -> None:
         """It is a replica no more, and none of ours runs there."""
@@ -132,8 +145,10 @@ class OwnStreams:
 
     def _place(self, attempt_id: AttemptId, replica: ReplicaId) -> None:
         step = self._slots.place(attempt_id, replica)
+        chosen = self._chosen.pop(attempt_id, None)
         if step.counted:
-            self._placed[replica] = self._placed.get(replica, 0) + 1
+            if chosen != replica:
+                self._placed[replica] = self._placed.get(replica, 0) + 1
             self._lives[attempt_id] = replica, self._read_incarnation(replica)
             self._follow(step)
 

@@ -1,6 +1,7 @@
 """A store that hangs or refuses: who waits, who is told at once, and when it is taken for whole again."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -9,6 +10,7 @@ from envoy_ext.adapters.journal_memory import MemoryJournal
 from envoy_ext.domain.errors import JournalUnavailable, NotOwner, RunNotOver, SeatLost, StoreSilent
 from envoy_ext.domain.ids import FencingToken, OperationId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
+from envoy_ext.domain.loop_health import LATE_S
 from envoy_ext.domain.notes import Note, StoreBack, StoreLost
 from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.ownership import FIRST_TOKEN
@@ -295,4 +297,38 @@ async def test_what_a_store_has_kept_is_asked_of_it_and_is_no_word_on_its_health
     await guarded.inner.close()
     with pytest.raises(JournalUnavailable, match="closed"):
         await guarded.store.forget(START, 1)
+    assert not guarded.store.down
+
+
+async def test_an_answer_that_came_while_this_process_was_stopped_is_heard() -> None:
+    """Stopped for longer than the limit, it finds both when it wakes: the answer, and the end of patience."""
+    guarded = await Guarded().start()
+    guarded.inner.hangs = True
+    asked = asyncio.ensure_future(guarded.begin())
+    await asyncio.sleep(0)
+    time.sleep(LIMIT_S + LATE_S + 0.1)  # noqa: ASYNC251
+    asyncio.get_running_loop().call_soon(guarded.inner.mend)  # a thread has answered meanwhile
+    await asked
+    assert not guarded.store.down
+
+
+async def test_a_store_that_says_nothing_behind_a_stop_is_given_up_a_moment_later() -> None:
+    guarded = await Guarded().start()
+    guarded.inner.hangs = True
+    asked = asyncio.ensure_future(guarded.begin())
+    await asyncio.sleep(0)
+    time.sleep(LIMIT_S + LATE_S + 0.1)  # noqa: ASYNC251
+    with pytest.raises(JournalUnavailable):
+        await asked
+    assert guarded.store.down
+
+
+async def test_who_is_cancelled_while_it_waits_is_not_told_of_a_silent_store() -> None:
+    guarded = await Guarded().start()
+    guarded.inner.hangs = True
+    asked = asyncio.ensure_future(guarded.begin())
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
     assert not guarded.store.down
