@@ -306,7 +306,7 @@ async def test_an_answer_that_came_while_this_process_was_stopped_is_heard() -> 
     guarded.inner.hangs = True
     asked = asyncio.ensure_future(guarded.begin())
     await asyncio.sleep(0)
-    time.sleep(LIMIT_S + LATE_S + 0.1)  # noqa: ASYNC251
+    time.sleep(guarded.store._timeout_s + LATE_S + 0.1)  # noqa: ASYNC251
     asyncio.get_running_loop().call_soon(guarded.inner.mend)  # a thread has answered meanwhile
     await asked
     assert not guarded.store.down
@@ -317,7 +317,7 @@ async def test_a_store_that_says_nothing_behind_a_stop_is_given_up_a_moment_late
     guarded.inner.hangs = True
     asked = asyncio.ensure_future(guarded.begin())
     await asyncio.sleep(0)
-    time.sleep(LIMIT_S + LATE_S + 0.1)  # noqa: ASYNC251
+    time.sleep(guarded.store._timeout_s + LATE_S + 0.1)  # noqa: ASYNC251
     with pytest.raises(JournalUnavailable):
         await asked
     assert guarded.store.down
