@@ -18,13 +18,13 @@ from typing import Final, assert_never
 
 from envoy_ext.domain import step
 from envoy_ext.domain.answer_keeping import AnswerKeeping
-from envoy_ext.domain.client_errors import CODES
+from envoy_ext.domain.client_errors import CODES, NOT_RECORDED
 from envoy_ext.domain.errors import ImpossibleEvent
 from envoy_ext.domain.events import Event, RecordingLost
 from envoy_ext.domain.exchange import Exchange
 from envoy_ext.domain.ids import AttemptId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
-from envoy_ext.domain.notes import Note, PhaseChanged
+from envoy_ext.domain.notes import ExchangeEnded, Note, PhaseChanged
 from envoy_ext.domain.outcomes import Ending, OperationState
 from envoy_ext.domain.records import OperationEnded, Record
 from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Observer, Trace, TraceKind
@@ -231,6 +231,7 @@ class LiveExchange:
                 if taken.records:
                     told = await self._recording.append(taken, self._take_kept(taken))
                 if isinstance(told, RecordingLost):
+                    taken, *self._backlog = (_tell_unrecorded(one) for one in (taken, *self._backlog))
                     self._carry_out(self.exchange.receive(told, self._clock.now()))
                 elif told is not None:
                     self._fail_journal(taken, told)
@@ -354,6 +355,22 @@ def _tells_of_a_whole_answer(taken: step.Step) -> bool:
         isinstance(record, OperationEnded) and record.state is OperationState.COMPLETED
         for record in taken.records
     )
+
+
+def _tell_unrecorded(waiting: step.Step) -> step.Step:
+    """What was to be said while its record was under way, now that the record is lost."""
+    if not waiting.replies and not waiting.notes:
+        return waiting
+    replies: list[step.Reply] = []
+    for reply in waiting.replies:
+        if isinstance(reply, step.ForwardResponse | step.AnswerHere):
+            reply = replace(reply, recorded=False)
+        elif isinstance(reply, step.RespondLocally) and NOT_RECORDED not in reply.error.headers:
+            headers = (*reply.error.headers, NOT_RECORDED)
+            reply = replace(reply, error=replace(reply.error, headers=headers))
+        replies.append(reply)
+    notes = [replace(one, recorded=False) if isinstance(one, ExchangeEnded) else one for one in waiting.notes]
+    return replace(waiting, replies=tuple(replies), notes=tuple(notes))
 
 
 def add_retry_after(reply: step.RespondLocally) -> step.RespondLocally:

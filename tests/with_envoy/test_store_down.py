@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from envoy_ext.adapters.journal_sqlite import SqliteJournal
+from envoy_ext.domain.client_errors import NOT_RECORDABLE
+from envoy_ext.domain.errors import JournalUnavailable
+from envoy_ext.services.exchanges import Exchanges
+from envoy_ext.services.live_exchange import LiveExchange
 from tests.support.redis_server import redis_server
 from tests.with_envoy.asking import Reply, ask, asking, mint_request_id, read_deltas
 from tests.with_envoy.gateway import Gateway, run_gateway
@@ -161,3 +166,35 @@ async def check_what_stays(ailing: Ailing, recorded: list[str], down: list[Reply
     waits = await gateway.read_envoy_stats("message_timeouts")
     assert waits, "Envoy has another name for it"
     assert set(waits.values()) == {0}
+
+
+async def test_a_request_whose_begin_fails_at_the_gate_is_refused_once_and_reaches_no_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_gate, begun = asyncio.Event(), SqliteJournal.begin
+    arrive = Exchanges.arrive_attempt
+    failing: list[bool] = [True]
+
+    def note_arrival(self: Exchanges, live: LiveExchange, *attempt: Any) -> None:
+        at_gate.set()
+        arrive(self, live, *attempt)
+
+    async def fail(self: SqliteJournal, *asked: Any) -> Any:
+        if not failing:
+            return await begun(self, *asked)
+        await at_gate.wait()
+        raise JournalUnavailable("the disk is full")
+
+    monkeypatch.setattr(Exchanges, "arrive_attempt", note_arrival)
+    monkeypatch.setattr(SqliteJournal, "begin", fail)
+    async with run_gateway(tmp_path, journal={"timeout": "3s"}) as gateway:
+        reply = await ask(gateway)
+        assert at_gate.is_set(), "it waited for its begin in front of the hop"
+        assert_refused(reply)
+        assert reply.json["error"]["message"] == NOT_RECORDABLE
+        assert gateway.find_requests(reply.request_id) == []
+        failing.clear()
+        assert_whole(await ask(gateway), recorded=True)
+        async with asyncio.timeout(WAIT_S):
+            while gateway.stack.app.exchanges.inflight:
+                await asyncio.sleep(0.01)
