@@ -26,13 +26,19 @@ from envoy_ext.domain.ids import AttemptId, SeatId
 from envoy_ext.domain.kept_answer import KeptAnswer
 from envoy_ext.domain.notes import ExchangeEnded, Note, PhaseChanged
 from envoy_ext.domain.outcomes import Ending, OperationState
-from envoy_ext.domain.records import OperationEnded, Record
+from envoy_ext.domain.records import AttemptStarted, OperationEnded, Record
 from envoy_ext.ports import AttemptSink, Clock, DeliverySink, Observer, Trace, TraceKind
 from envoy_ext.services.exchange_replicas import ExchangeReplicas
 from envoy_ext.services.recording import NotTold, Recording, is_end
 
 RETRY_AFTER_S = (1, 3)
 """Retry-After is spread over these seconds, so that refused clients do not come back as one."""
+
+LONG_WRITE_S: Final = 0.5
+"""A store that takes so long for what stands before an attempt's start may take as long for that."""
+
+GATE_PATIENCE_S: Final = 10.0
+"""For the start and a look at the tool ledger, each of which a store may take 4 s for (`journal.timeout`)."""
 
 
 class LiveExchange:
@@ -221,9 +227,12 @@ class LiveExchange:
 
     async def write_backlog(self) -> None:
         """Append and send what waits, in order; run as one task at a time, owned by `Exchanges`."""
+        began = self._clock.now()
         try:
             while self._backlog:
                 taken = self._backlog.pop(0)
+                if self._clock.now() - began >= LONG_WRITE_S:
+                    self._ask_gate_for_patience(taken)
                 if _tells_of_a_whole_answer(taken) or self._keeps_refusal(taken):
                     self._reply(taken)
                     taken = replace(taken, replies=())
@@ -243,6 +252,13 @@ class LiveExchange:
             if idle is not None:
                 idle.set()
         self._forget_if_finished()
+
+    def _ask_gate_for_patience(self, taken: step.Step) -> None:
+        """Envoy's time for an attempt runs since it came to the gate, where it stood behind other records."""
+        for record in taken.records:
+            if isinstance(record, AttemptStarted):
+                asking = step.AskPatience(record.attempt_id, GATE_PATIENCE_S)
+                self._attempts[record.attempt_id].send(asking)
 
     def _keeps_refusal(self, taken: step.Step) -> bool:
         """Whether a replica's 4xx ends with this step that is kept as an answer is: then it is sent first."""

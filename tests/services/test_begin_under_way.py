@@ -12,8 +12,9 @@ from envoy_ext.domain.operation import Operation
 from envoy_ext.domain.outcomes import OperationState
 from envoy_ext.domain.records import OperationBegun
 from envoy_ext.domain.traffic_class import TrafficClass, TrafficClasses
-from envoy_ext.services.live_exchange import LiveExchange
+from envoy_ext.services.live_exchange import LONG_WRITE_S, LiveExchange
 from envoy_ext.services.unrecorded import Unrecorded
+from tests.support.clock import ManualClock
 from tests.support.outages import FailingJournal, let_tasks_run, settle
 from tests.support.sidecar import Sent, Sidecar
 
@@ -81,6 +82,19 @@ async def test_it_goes_on_at_once_and_the_gate_waits_for_the_record() -> None:
     (operation,) = await one.journal.list_recent(10)
     assert [attempt.number for attempt in operation.attempts] == [1]
     await one.leave()
+
+
+async def test_an_attempt_that_a_slow_begin_has_cost_envoys_time_gets_more_of_it_for_its_own_record() -> None:
+    clock = ManualClock()
+    one = UnderWay(FailingJournal(), clock=clock)
+    one.ask_gate()
+    await let_tasks_run()
+    clock.advance(LONG_WRITE_S)
+    await one.let_begin()
+    assert one.told_gate == [step.AskPatience, step.StartAttempt]
+    one.delivery.receive(DeliveryClosed())
+    clock.advance(1.0)
+    await settle(one.sidecar)
 
 
 @pytest.mark.parametrize("gate_first", [True, False])
