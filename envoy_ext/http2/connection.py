@@ -35,13 +35,14 @@ from envoy_ext.http2.events import (
     TrailersReceived,
 )
 from envoy_ext.http2.floods import Budget
-from envoy_ext.http2.frames import FrameType, Setting
+from envoy_ext.http2.frames import FrameType
 from envoy_ext.http2.header_assembly import Block, HeaderAssembly
 from envoy_ext.http2.header_blocks import HeaderReader
 from envoy_ext.http2.inbound import InboundWindows, build_greeting
 from envoy_ext.http2.limits import Limits
 from envoy_ext.http2.outbound import Outbound
 from envoy_ext.http2.patience import Patience
+from envoy_ext.http2.peer_settings import PeerSettings
 from envoy_ext.http2.stream_ends import How, StreamEnds
 from envoy_ext.http2.streams import Stream
 
@@ -70,8 +71,6 @@ class Connection:
         self._needed = len(frames.PREFACE)
         """So many bytes must be in the buffer before there is anything to read."""
         self._preface_read = False
-        self._settings_read = False
-        self._settings_acknowledged = False
         self._assembly = HeaderAssembly(limits)
         self._patience = Patience(limits)
         self.windows = InboundWindows(limits, self._out)
@@ -82,6 +81,7 @@ class Connection:
         self._window_updates = Budget(limits.window_updates, "too many window updates")
         self._rapid_resets = Budget(limits.rapid_resets, "too many streams that were reset at once")
         self._refusals = Budget(limits.refusals, "too many streams that had to be reset")
+        self._settings = PeerSettings(limits, self._out, self._headers, self._streams)
         self._out.add(build_greeting(limits))
 
     # --- what the upper layer asks ----------------------------------------------------------------
@@ -89,7 +89,7 @@ class Connection:
     @property
     def is_ready(self) -> bool:
         """Whether the peer has said that it speaks HTTP/2."""
-        return self._settings_read
+        return self._settings.read
 
     @property
     def open_streams(self) -> int:
@@ -182,7 +182,7 @@ class Connection:
             return
         try:
             if self._patience.expire(
-                now, is_ready=self._settings_read, is_acknowledged=self._settings_acknowledged
+                now, is_ready=self._settings.read, is_acknowledged=self._settings.acknowledged
             ):
                 self._out.add(frames.build_ping(_ASKING_PING, ack=False))
         except ConnectionFault as fault:
@@ -266,7 +266,7 @@ class Connection:
         open_block = self._assembly.stream_id
         if open_block is not None and (kind != FrameType.CONTINUATION or stream_id != open_block):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "another frame inside a header block")
-        if not self._settings_read and (kind != FrameType.SETTINGS or flags & frames.ACK):
+        if not self._settings.read and (kind != FrameType.SETTINGS or flags & frames.ACK):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case FrameType.DATA:
@@ -281,7 +281,7 @@ class Connection:
                 self._read_rst_stream(payload, stream_id, now)
             case FrameType.SETTINGS:
                 self._settings_frames.spend(now)
-                self._read_settings(payload, flags, stream_id)
+                self._settings.take(payload, flags, stream_id)
             case FrameType.PING:
                 self._idle_frames.spend(now)
                 self._read_ping(payload, flags, stream_id)
@@ -395,32 +395,6 @@ class Connection:
             self._rapid_resets.spend(now)
         self._close(stream, How.RESET_BY_PEER)
         self._events.append(StreamReset(stream, code, by_peer=True))
-
-    def _read_settings(self, payload: bytes, flags: int, stream_id: int) -> None:
-        settings = frames.read_settings(payload, flags, stream_id)
-        if settings is None:
-            if self._settings_acknowledged:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "an acknowledgement of no SETTINGS")
-            self._settings_acknowledged = True
-            self._headers.note_settings_acknowledged()
-            return
-        if len(payload) > self.limits.max_settings * 6:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
-        self._settings_read = True
-        told = dict(settings)  # of one that stands twice the last counts
-        self._out.max_frame = told.get(Setting.MAX_FRAME_SIZE, self._out.max_frame)
-        self._change_initial_window(told.get(Setting.INITIAL_WINDOW_SIZE, self._out.initial_window))
-        self._out.answer(frames.SETTINGS_ACK)
-
-    def _change_initial_window(self, value: int) -> None:
-        """All streams' windows move with it, below 0 as well (6.9.2)."""
-        moved = value - self._out.initial_window
-        if not moved:
-            return
-        self._out.initial_window = value
-        for stream in self._streams.values():
-            if not self._out.widen_stream(stream, moved):
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window above 2^31-1")
 
     def _read_ping(self, payload: bytes, flags: int, stream_id: int) -> None:
         frames.check_ping(payload, stream_id)
